@@ -1,4 +1,4 @@
-"""The picture of docs/inside/image_backend.md: a JPEG's way into a batch, with the figures of the committed results."""
+"""The picture of docs/inside/image_backend.md: a JPEG file on its way into a batch, with figures of the results."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ DECODER = {
     "Unstuff bytes": ("assign", "count unstuffed", "sum before", "unstuff"),
     "Sync lanes": ("lookup", "warm up", "compare", "round"),
     "Huffman codes": ("write", "dc"),
-    "Inverse DCT": ("idct",),
-    "Colors": ("color",),
+    "DCT, colors": ("idct", "color"),
 }
-WIDTH, HEIGHT, MARGIN = 1000, 600, 20
+WIDTH, HEIGHT, MARGIN = 1000, 630, 20
 STYLE = """
     text { font: 14px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1f2328; }
     .head { font-weight: 600; font-size: 16px; }
@@ -36,7 +35,9 @@ STYLE = """
     .box { fill: #ffffff; stroke: #59636e; }
     .data { fill: #ddf4e4; stroke: #1a7f37; }
     .way { stroke: #0969da; stroke-width: 2; fill: none; marker-end: url(#tip); }
+    .rare { stroke: #9a6700; stroke-width: 2; stroke-dasharray: 6 4; fill: none; marker-end: url(#rare-tip); }
     .tip { fill: #0969da; }
+    .rare-tip { fill: #9a6700; }
     @media (prefers-color-scheme: dark) {
       text { fill: #f0f6fc; }
       .note { fill: #a8b1bb; }
@@ -45,7 +46,9 @@ STYLE = """
       .box { fill: #0d1117; stroke: #a8b1bb; }
       .data { fill: #12351f; stroke: #3fb950; }
       .way { stroke: #58a6ff; }
+      .rare { stroke: #d29922; }
       .tip { fill: #58a6ff; }
+      .rare-tip { fill: #d29922; }
     }"""
 
 
@@ -78,9 +81,9 @@ def text(x: int, y: int, words: str, kind: str = "", anchor: str = "middle") -> 
     return f'<text class="{kind}" x="{x}" y="{y}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
-def way(*places: tuple[int, int]) -> str:
-    """An arrow through places."""
-    return f'<path class="way" d="M{" L".join(f"{x} {y}" for x, y in places)}"/>'
+def way(*places: tuple[int, int], kind: str = "way") -> str:
+    """An arrow through places: "way" of every batch, or "rare" for one with damaged files."""
+    return f'<path class="{kind}" d="M{" L".join(f"{x} {y}" for x, y in places)}"/>'
 
 
 def band(y: int, height: int, title: str, note: str) -> str:
@@ -129,42 +132,52 @@ def picture(results: dict[str, Report]) -> str:
     in_worker = row(70, 70, [
         ("box", "Read the file", (f"{file_kb:.0f} kB, header parsed",)),
         ("box", "Run the transforms", ("random draws; calls recorded",)),
-        ("box", "Lay out", ("where scan and tables are",)),
-        ("box", "Plan the batch", ("small tables of integers",)),
+        ("box", "Lower the calls", ("to work for kernels",)),
+        ("box", "Make the Program", ("stages and launches of the batch",)),
     ])  # fmt: skip
     block = Box("data", 330, 185, 340, 62, f"One block of shared memory: {size * file_kb / 1e3:.0f} MB",
-                (f"{size} files, tables of plan and layout",))  # fmt: skip
-    launch = Box("box", 330, 310, 340, 62, f"Add addresses, launch: {host['us_an_image']['in all']['p50']:.1f} µs",
+                (f"{size} files, and the arrays of the Program",))  # fmt: skip
+    launch = Box("box", 240, 310, 290, 62, f"Launch: {host['us_an_image']['in all']['p50']:.1f} µs",
                  (f"{host['launches']} launches for a batch, no wait for the GPU",))  # fmt: skip
-    on_gpu = row(452, 70, [
+    damaged = Box("box", 565, 310, 270, 62, "Pillow decodes damaged files", ("only if the kernels found any",))
+    *decoder, prologue, _, _ = on_gpu = row(482, 70, [
         *[("box", title, (f"{time:.2f} µs",)) for title, time in decoding],
-        ("box", "Crop, resize", ("flip, normalize", f"{microseconds([stages], [stages['name']]):.2f} µs")),
+        ("box", "Prologue", ("places, weights",)),
+        ("box", "Stages", ("crop, resize, ...", f"{microseconds([stages], [stages['name']]):.2f} µs")),
         ("data", "Batch", (shape, f"{batch_kb:.0f} kB an image")),
     ])  # fmt: skip
     last, first = in_worker[-1], on_gpu[0]
+    bottom, top = damaged.y + damaged.height, first.y - 3
     pieces = [
         band(24, 132, "Data worker", f"CPU for one image: {cost['slabs_ms']['p50']:.2f} ms; "
              f"with stock torchvision {cost['stock_ms']['p50']:.2f} ms"),
         band(264, 122, "Training process", "times on CPU and GPU are for one image of a batch"),
-        band(394, 144, "GPU", f"modeled for an {GPU}, not measured: "
+        band(394, 174, "GPU", f"modeled for an {GPU}, not measured: "
              f"{sum(time for _, time in decoding) + microseconds([stages], [stages['name']]):.1f} µs in all"),
-        *[box.svg() for box in (*in_worker, block, launch, *on_gpu)],
+        *[box.svg() for box in (*in_worker, block, launch, damaged, *on_gpu)],
         *joined(in_worker), *joined(on_gpu),
         way((last.x + last.width // 2, last.y + last.height), (last.x + last.width // 2, 216), (673, 216)),
-        way((500, 247), (500, 307)),
-        way((330, 216), (210, 216), (210, 434), (first.x + 60, 434), (first.x + 60, 449)),
+        way((430, 247), (430, 307)),
+        way((330, 216), (210, 216), (210, 450), (first.x + 60, 450), (first.x + 60, top)),
         text(200, 208, f"one copy to the GPU, {file_kb:.0f} kB an image", "note", "middle"),
-        way((500, 372), (500, 391)),
-        text(MARGIN, 562, _source(results), "note", "start"),
-        text(MARGIN, 582, "GPU times: instructions counted, bound by the busiest unit "
+        way((385, 372), (385, 391)),
+        way((decoder[-1].x + 60, first.y), (decoder[-1].x + 60, 450), (547, 450), (547, 341), (562, 341), kind="rare"),
+        way((prologue.x + 60, bottom), (prologue.x + 60, top), kind="rare"),
+        text(prologue.x + 72, 450, "their places are overwritten,", "note", "start"),
+        text(prologue.x + 72, 466, "the same launches run again", "note", "start"),
+        text(MARGIN, 592, _source(results), "note", "start"),
+        text(MARGIN, 612, "GPU times: instructions counted, bound by the busiest unit "
              "(docs/inside/kernels.md says what the model assumes).", "note", "start"),
     ]  # fmt: skip
-    title = "A JPEG's way into a batch: data worker, shared memory, one copy, decode kernels, stage launches, batch"
+    title = ("A JPEG file on its way into a batch: the data worker makes the Program, one block is copied to the GPU, "
+             "which decodes the file and runs the launches of the Program")  # fmt: skip
     return "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
         f"<title>{escape(title)}</title>", f"<style>{STYLE}\n</style>",
-        '<defs><marker id="tip" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7" orient="auto">'
-        '<path class="tip" d="M0 0 L10 5 L0 10 z"/></marker></defs>',
+        "<defs>", *(
+            f'<marker id="{kind}" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7" orient="auto">'
+            f'<path class="{kind}" d="M0 0 L10 5 L0 10 z"/></marker>' for kind in ("tip", "rare-tip")
+        ), "</defs>",
         f'<rect class="page" width="{WIDTH}" height="{HEIGHT}"/>', *pieces, "</svg>", "",
     ])  # fmt: skip
 

@@ -16,7 +16,7 @@ from torchvision.transforms import functional, v2
 from torch_sink.cli import explain
 from torch_sink.cli.photos import make_photo
 from torch_sink.cli.pipelines import Images, Pipeline, open_pipeline
-from torch_sink.cli.without import cost_of_fallbacks
+from torch_sink.cli.worker_cost import cost_of_fallbacks
 
 pytestmark = pytest.mark.once
 

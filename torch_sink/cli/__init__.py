@@ -1,4 +1,4 @@
-"""Command line: `python -m torch_sink doctor | support | explain | bench | warm`, and what benchmarks share with it."""
+"""The command line: `python -m torch_sink doctor | support | explain | bench | warm`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _BAR_COLUMNS = 30
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status: 0, 1 when something is broken, 2 for arguments that cannot be used."""
+    """Run one command; returns the exit status: 0, 1 if something is broken, 2 for arguments that cannot be used."""
     options = make_parser().parse_args(arguments)
     try:
         return int(options.command(options))
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"torch-sink: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        # The reader of our output, `head` for instance, has seen enough.
+        # The reader of the output, such as `head`, has closed it.
         sys.stderr.close()
         return 0
 
@@ -109,7 +109,7 @@ def run_warm(options: argparse.Namespace) -> int:
 
 
 def _load_and_prove(variants: Sequence[Variant]) -> bool:
-    """What the first batches on this machine's device would do; False where kernels cannot be loaded, or are wrong."""
+    """Load all kernels and run their self-tests on this machine's device; False if one fails."""
     import torch
 
     from torch_sink.image.decode.proof import JPEG_KERNELS
@@ -126,7 +126,7 @@ def _load_and_prove(variants: Sequence[Variant]) -> bool:
 
 
 def _shown(outcomes: Iterator[Outcome], total: int) -> Iterator[Outcome]:
-    """The outcomes, with a bar on a terminal, and a line each elsewhere."""
+    """Yields the outcomes and shows them: in a progress bar on a terminal, else as lines."""
     in_place = sys.stderr.isatty()
     for count, outcome in enumerate(outcomes, 1):
         filled = _BAR_COLUMNS * count // total
@@ -168,7 +168,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _file(text: str) -> Path:
-    """The path of a file that can be written."""
+    """The path of an argument; raises unless its folder exists and it is no folder itself."""
     path = Path(text)
     if path.is_dir() or not path.absolute().parent.is_dir():
         what = "is a folder" if path.is_dir() else f"lies in no folder: create {path.parent} first"
@@ -177,7 +177,7 @@ def _file(text: str) -> Path:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The commands and their options."""
+    """Build the parser of the commands and their options."""
     from torch_sink.cli.machine import DEVICES
 
     form = argparse.RawDescriptionHelpFormatter

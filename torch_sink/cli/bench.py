@@ -1,4 +1,4 @@
-"""Stock torchvision against torch_sink on this machine: what a data worker spends, what a loader delivers."""
+"""The command `bench`: stock torchvision beside torch_sink, in CPU time of a data worker and images per second."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ _EQUAL = {
 def run(folder: Path | None, name: str, *, workers: int | None, quick: bool = False) -> dict[str, Any]:
     """Measure a pipeline's worker cost, throughput and equality of pixels; returns a JSON-ready report.
 
-    `workers` is for the loaders; None for those of the pipeline, else 2. `quick` takes fewer images and rounds.
+    Args:
+        folder: images for a transform, or None.
+        name: of the pipeline; see `open_pipeline`.
+        workers: data workers of the loaders; None for the number of the pipeline's loader, else 2.
+        quick: take fewer images and rounds.
     """
     if workers is not None and workers < 0:
         raise ValueError(f"--workers {workers} cannot be; give 1 or more, or 0 to make batches in this process")
@@ -45,16 +49,16 @@ def run(folder: Path | None, name: str, *, workers: int | None, quick: bool = Fa
 
 
 def describe_run(command: str, folder: str | Path | None) -> dict[str, Any]:
-    """The head of every report: the command, the machine and the photographs."""
+    """The first fields of every report: the command, the machine and the photographs."""
     sizes = [path.stat().st_size for path in find_images(folder)] if folder is not None else []
     photographs = {"count": len(sizes), "mean_bytes": round(statistics.mean(sizes))} if sizes else None
     return {"command": command, "machine": describe_machine(), "photographs": photographs}
 
 
 def measure_loader(pipeline: Pipeline, *, workers: int, turns: int, seconds: float) -> dict[str, dict[str, float]]:
-    """Measure `images_per_second` that reach the device from a "stock" DataLoader and through "torch_sink".
+    """Measure the `images_per_second` that reach the device, from a "stock" DataLoader and through "torch_sink".
 
-    The two take turns of so many seconds after their first batch; of each, the median.
+    The two take turns of `seconds` each, counted from their second batch; the result is the median of the turns.
     """
     options: dict[str, Any] = {"persistent_workers": workers > 0, "pin_memory": torch.cuda.is_available()}
     stock, sink = [], []
@@ -68,9 +72,9 @@ def measure_loader(pipeline: Pipeline, *, workers: int, turns: int, seconds: flo
 
 
 def is_equal(pipeline: Pipeline) -> bool | None:
-    """Whether a batch that torch_sink makes, where this machine makes it, has all values of stock torchvision's.
+    """Whether a batch of torch_sink on this machine equals one of stock torchvision with equal seeds, in every value.
 
-    Seeds are equal. None where stock code differs from itself, so that nobody can say.
+    None if two batches of stock torchvision with equal seeds differ.
     """
 
     def values(backend: str) -> list[torch.Tensor]:
@@ -114,7 +118,7 @@ def _images_per_second(loader: Any, seconds: float) -> float:
 
 
 def report_of(found: dict[str, Any]) -> Report:
-    """What `run` found, for readers."""
+    """Make a readable report of the results of `run`."""
     loader, photographs = found["loader"], found["photographs"]
     about = [_machine(found)]
     if photographs:
@@ -144,15 +148,8 @@ def _machine(found: dict[str, Any]) -> str:
     return f"{machine['cpu']}, {machine['cpu_cores']} cores; {machine['gpu'] or 'no GPU: workers make the pixels'}"
 
 
-def _taken_on(found: dict[str, Any]) -> str:
-    """Date, releases and machine, in two lines."""
-    releases = {name: release for name, release in found["machine"]["releases"].items() if release is not None}
-    installed = ", ".join(f"{name} {release}" for name, release in releases.items())
-    return f"{found['machine']['date']}; {installed}\n{_machine(found)}"
-
-
 def _charts(found: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """{title: {side: figure}} of what is shown as bars."""
+    """The figures that are shown as bars: {title: {side: figure}}."""
     loader = found["loader"]
     name, cost = loader["pipeline"], found["worker_cost"][loader["pipeline"]]
     in_a_worker = f"{name}: CPU milliseconds for a sample in a worker, where a GPU makes the pixels"
@@ -164,7 +161,7 @@ def _charts(found: dict[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
-    """Draw what `run` found into a PNG file. Needs matplotlib."""
+    """Draw the results of `run` into a PNG file. Needs matplotlib."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -180,6 +177,9 @@ def draw(found: dict[str, Any], path: Path) -> None:
         axis.spines[["top", "right"]].set_visible(False)
         axis.set_title(title, loc="left", fontsize=10)
     figure.suptitle(TITLE, x=0.01, ha="left", fontsize=12, weight="bold")
-    figure.supxlabel(_taken_on(found), x=0.01, ha="left", fontsize=8, color="#59636e")
+    releases = found["machine"]["releases"].items()
+    installed = ", ".join(f"{name} {release}" for name, release in releases if release is not None)
+    taken_on = f"{found['machine']['date']}; {installed}\n{_machine(found)}"
+    figure.supxlabel(taken_on, x=0.01, ha="left", fontsize=8, color="#59636e")
     figure.savefig(path, dpi=110)
     pyplot.close(figure)

@@ -1,4 +1,4 @@
-"""What `torch-sink doctor` looks at: releases, device, decoder, mode; what is missing and the command to get it."""
+"""The command `doctor`: checks releases, device, kernels, decoder and mode, and says how to get what is missing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EXTRAS = {
     "torchdata": "StatefulDataLoader",
 }
 SMALL_SHARED_MEMORY_BYTES = 1 << 30
-# A part of what Triton, its assembler or the driver say -> what is wrong, what to do.
+# Part of a message of Triton, its assembler or the driver; what is wrong; what to do.
 _KNOWN = (
     ("libcuda.so cannot found", "Triton does not find libcuda.so.1", "run ldconfig, or set TRITON_LIBCUDA_PATH"),
     ("unsupported toolchain", "the driver is too old for what Triton assembles", "update the NVIDIA driver"),
@@ -45,7 +45,7 @@ _FAILURES = (ImportError, RuntimeError, OSError, AttributeError, ValueError)
 
 
 class Finding(NamedTuple):
-    """One line of the report: "ok", "missing" (works without it) or "broken", and what to do about it."""
+    """One line of the report, with a state: "ok", "missing" (the rest works without it) or "broken"."""
 
     subject: str
     state: str
@@ -54,7 +54,7 @@ class Finding(NamedTuple):
 
 
 def examine() -> list[Finding]:
-    """Look at everything; a check that fails becomes a finding and never ends the report."""
+    """Run all checks; one that raises becomes a finding and does not end the report."""
     findings = [Finding("python", "ok", f"{platform.python_version()} ({sys.executable})")]
     oldest = oldest_releases()
     findings += [_check_release(package, oldest.get(package, "0")) for package in PACKAGES]
@@ -66,7 +66,7 @@ def examine() -> list[Finding]:
 
 
 def oldest_releases() -> dict[str, str]:
-    """Package -> the oldest release that will do, as pyproject.toml has it; an install keeps that as metadata."""
+    """Package -> oldest release allowed by pyproject.toml, or by the metadata of an installed torch-sink."""
     project = Path(__file__).parents[2] / "pyproject.toml"
     text = project.read_text() if project.is_file() else ""
     if 'name = "torch-sink"' in text:  # a clone
@@ -78,7 +78,7 @@ def oldest_releases() -> dict[str, str]:
 
 
 def format_findings(findings: list[Finding]) -> str:
-    """The report as text."""
+    """Format the report as text."""
     width = max(len(finding.subject) for finding in findings)
     lines = []
     for subject, state, detail, remedy in findings:
@@ -99,7 +99,7 @@ def _run(check: Callable[[], Finding]) -> Finding:
 
 def _check_release(package: str, oldest: str) -> Finding:
     module, wanted = PACKAGES[package], f"{package}>={oldest}"
-    # torch and torchvision have compiled parts that fit each other only when they come from one place.
+    # The compiled parts of torch and torchvision only fit each other if both are installed together.
     remedy = f"pip install -U {'torch torchvision' if 'torch' in module else repr(wanted)}"
     if module == "triton" and _needs_no_triton():
         return Finding(package, "missing", "not installed: pixels are made on the CPU, with the same results")
@@ -117,7 +117,7 @@ def _numbers(release: str) -> list[int]:
 
 
 def _needs_no_triton() -> bool:
-    """Whether Triton is not there and nothing would use it."""
+    """Whether Triton is not installed on a machine without a GPU, where nothing uses it."""
     import torch
 
     return importlib.util.find_spec("triton") is None and not torch.cuda.is_available()
@@ -138,7 +138,7 @@ def _check_device() -> Finding:
 
     name = gpu_name()
     if name is None:
-        if _has_nvidia_driver():
+        if os.path.exists("/proc/driver/nvidia/version") or os.path.exists("/dev/nvidiactl"):
             return _explain_unusable_gpu()
         detail = "none found: pixels are made on the CPU, in the data workers, with the same results"
         return Finding("accelerator", "missing", detail, "nothing to do, unless this machine has a GPU: see nvidia-smi")
@@ -150,12 +150,8 @@ def _check_device() -> Finding:
     return Finding("accelerator", "ok", detail)
 
 
-def _has_nvidia_driver() -> bool:
-    return os.path.exists("/proc/driver/nvidia/version") or os.path.exists("/dev/nvidiactl")
-
-
 def _explain_unusable_gpu() -> Finding:
-    """Why torch sees no GPU where the driver of one is loaded."""
+    """Why torch sees no GPU although the driver of one is loaded."""
     import torch
 
     try:
@@ -209,11 +205,11 @@ def launch(device: torch.device) -> float:
 
 
 def _diagnose(error: Exception) -> tuple[str, str]:
-    """What is wrong, and what to do, where the kernel could not be launched."""
+    """What is wrong, and what to do, after a kernel could not be launched."""
     if found := _missing_compiler() or _missing_header() or unwritable_cache():
         return found
     said = textwrap.shorten(f"{type(error).__name__}: {error}", 300)
-    all_said = "".join(traceback.format_exception(error, limit=0))  # what it was raised from, too
+    all_said = "".join(traceback.format_exception(error, limit=0))  # with its causes
     for part, wrong, remedy in _KNOWN:
         if part in all_said:
             return f"{wrong} ({said})", remedy
@@ -221,7 +217,7 @@ def _diagnose(error: Exception) -> tuple[str, str]:
 
 
 def _missing_compiler() -> tuple[str, str] | None:
-    """Triton builds its launcher with a C compiler when it is used first on a machine."""
+    """What is wrong, and what to do, if there is no C compiler, with which Triton builds its launcher."""
     named = os.environ.get("CC")
     if any(shutil.which(name) for name in ([named] if named is not None else ["gcc", "clang"])):
         return None
@@ -230,7 +226,7 @@ def _missing_compiler() -> tuple[str, str] | None:
 
 
 def _missing_header() -> tuple[str, str] | None:
-    """The launcher includes Python.h."""
+    """What is wrong, and what to do, if Python.h is missing, which Triton's launcher includes."""
     folder = Path(sysconfig.get_paths()["include"])
     if (folder / "Python.h").is_file():
         return None
@@ -239,7 +235,7 @@ def _missing_header() -> tuple[str, str] | None:
 
 
 def unwritable_cache() -> tuple[str, str] | None:
-    """What is wrong with the folder of compiled kernels, and what to do; None where it can be written."""
+    """What is wrong, and what to do, if Triton's cache of compiled kernels cannot be written; None if it can."""
     from triton import knobs
 
     folder = str(knobs.cache.dir)
@@ -274,7 +270,7 @@ def _check_decoder() -> Finding:
 
 
 def _check_stages() -> Finding:
-    """Proves the kernels anew for float32; for other types it reads what a batch or `warm` has found out."""
+    """Runs the self-test of the kernels for float32; for other dtypes, reads the result of a batch or of `warm`."""
     import torch
 
     from torch_sink.image.core.settings import default_device

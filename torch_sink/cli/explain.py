@@ -1,7 +1,7 @@
-"""What `torch-sink explain` says: what of a pipeline is recorded, what is launched, what falls back, what limits.
+"""The command `explain`: recorded operations, launches and fallbacks of a pipeline, and the stage that limits it.
 
-Counted is what one recorded batch holds. A data worker is measured. The other stages are modeled: the copy
-by the bandwidth of the bus, kernels by `machine`, the host by what it was measured to spend on an image and a launch.
+Operations and launches are counted in one recorded batch. The data worker is measured. The other stages are modeled:
+the copy from the bandwidth of the bus, kernels by `machine`, and the host from a measured cost per image and launch.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from torch_sink.cli import machine
 from torch_sink.cli.machine import DEVICES, costs, features_of_batch, launches_of
 from torch_sink.cli.pipelines import Pipeline, seed_everything
 from torch_sink.cli.report import Report, Table, bars
-from torch_sink.cli.without import Cost, cost_of_fallbacks, said_of
-from torch_sink.cli.worker_cost import worker_seconds
+from torch_sink.cli.worker_cost import Cost, cost_of_fallbacks, said_of, worker_seconds
 from torch_sink.common import usable_cores
 from torch_sink.damage.report import current_policy
 from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource, Source
@@ -34,8 +33,8 @@ CPU, WORKER, GPU_STAGES = "cpu", "worker", "decode + kernels"
 MEASURED_IMAGES = 128
 _MOST_DECODED = 8  # files, to measure what Pillow takes for one
 _MOST_SHOWN = 8  # lines of a plan, and shapes
-_NOTHING = "nothing, "  # is to be done
-# A part of a reason in the fallback report -> what to do.
+_NOTHING = "nothing, "  # begins a remedy where nothing has to be done
+# Part of a reason in the fallback report -> what to do.
 REMEDIES = {
     "read by other code": "use torchvision's transform of the same effect (python -m torch_sink support lists "
     "them). The call costs more than itself: the worker decodes the image and runs every transform before it",
@@ -61,48 +60,49 @@ ADVICE = {
 
 
 class Stage(NamedTuple):
-    """One of the stages that a batch goes through, all at the same time: what an image costs there."""
+    """A stage of the data path, and the cost of one image there; all stages work at the same time."""
 
     name: str
     place: str
-    bytes_in: float | None  # None where nobody knows
+    bytes_in: float | None  # None if unknown
     bytes_out: float
     seconds: float
-    at_once: int = 1  # images in it at a time
+    at_once: int = 1  # images that it works on at the same time
 
 
 class Explained(NamedTuple):
-    """What was found."""
+    """The answer about one pipeline."""
 
     name: str  # of the pipeline
-    images: int  # of the batch
+    images: int  # in the batch
     device: str  # "cpu", or a name in `DEVICES`
     workers: int
-    batches: list[LazyBatch]  # the recorded ones; a batch of several crops has several
-    fallbacks: Counter[tuple[str, ...]]  # {(operation, reason): how often}
+    batches: list[LazyBatch]  # in the batch: several if its samples have several crops
+    fallbacks: Counter[tuple[str, ...]]  # (operation, reason) -> count
     stages: list[Stage]
-    cost: Cost | None = None  # of the fallbacks, where it can be measured
-    kept: str = ""  # what is said of images that the dataset keeps
-    assumes_workers: bool = False  # the loader has none
+    cost: Cost | None = None  # of the fallbacks, if it can be measured
+    kept: str = ""  # a remark on images that the dataset keeps
+    assumes_workers: bool = False  # whether the loader has no workers
 
     @property
     def rates(self) -> dict[str, float]:
-        """Images a second of each stage, if nothing else were in the way. The GPU is decoder and kernels at a time."""
+        """Images per second of each stage alone. Decoder and kernels share the GPU, so they are one stage."""
         on_gpu = sum(stage.seconds for stage in self.stages if stage.place == self.device)
         rates = {stage.name: stage.at_once / stage.seconds for stage in self.stages if stage.place != self.device}
         return rates | ({GPU_STAGES: 1 / on_gpu} if on_gpu else {})
 
     @property
     def limit(self) -> str:
-        """The stage that limits."""
+        """The name of the slowest stage."""
         return min(self.rates, key=self.rates.__getitem__)
 
 
 def explain(pipeline: Pipeline, device: str | None = None, workers: int | None = None) -> Explained:
-    """Look at one batch of a pipeline, and at what each stage spends on an image.
+    """Examine one batch of a pipeline, and the cost of an image in each stage.
 
-    `device` is "cpu" or a GPU in `DEVICES`, in any case; None for what is at hand. `workers` is None for those of the
-    pipeline, else one for each core.
+    Args:
+        device: "cpu" or a name in `DEVICES`, in upper or lower case; None for this machine's.
+        workers: number of data workers; None for that of the pipeline's loader, else one for each core.
 
     Raises:
         ValueError: the device or the number of workers cannot be used, or the pipeline raises.
@@ -111,7 +111,7 @@ def explain(pipeline: Pipeline, device: str | None = None, workers: int | None =
     count = next(given for given in (workers, pipeline.workers or None, cores) if given is not None)
     if count < 1:
         raise ValueError(f"--workers {count} make no batches; give 1 or more")
-    policy = current_policy()  # of the process, for `with torch_sink.explain():`
+    policy = current_policy()  # that of the process, inside `with torch_sink.explain():`
     with torch_sink.image_backend("device", device="meta", on_decode_error=policy):
         images, tensors = _recorded(pipeline)
         fallbacks = torch_sink.fallback_report().counts
@@ -129,7 +129,7 @@ def explain(pipeline: Pipeline, device: str | None = None, workers: int | None =
 
 
 def _recorded(pipeline: Pipeline) -> tuple[int, list[torch.Tensor]]:
-    """(samples, tensors) of a batch, where the backend records; images that are not collated are too."""
+    """The number of samples and the tensors of a recorded batch; images that the loader leaves apart are collated."""
     seed_everything(0)
     images, _, batch = next(pipeline.batches())
     leaves = (collate_handles([leaf]) if isinstance(leaf, HANDLES) else leaf for leaf in tree_leaves(batch))
@@ -137,7 +137,7 @@ def _recorded(pipeline: Pipeline) -> tuple[int, list[torch.Tensor]]:
 
 
 def known_device(name: str | None) -> str:
-    """The key of a device in `DEVICES`, or "cpu"; raises ValueError for another one."""
+    """The name of a device as in `DEVICES`, or "cpu"; raises ValueError for an unknown one."""
     known = {each.lower(): each for each in (CPU, *DEVICES)}
     if name is not None:
         wanted, said = name.lower(), f"--device {name} is not known"
@@ -157,7 +157,7 @@ def _sources(batches: list[LazyBatch]) -> list[Source]:
 def _stages(
     worker: Stage, tensors: list[torch.Tensor], batches: list[LazyBatch], images: int, device: str
 ) -> Iterator[Stage]:
-    """What each stage has to do for an image; all amounts are those of the batch before."""
+    """Yields the stages, with the cost of one image: the amounts of the batch, divided by its images."""
     sources = _sources(batches)
     files = {source.path: len(source.data) for source in sources if isinstance(source, EncodedSource)}
     made = sum(leaf.nbytes for leaf in tensors if not isinstance(leaf, LazyBatch))
@@ -191,14 +191,14 @@ def _seconds(launch: Counter[str], gpu: machine.Device) -> float:
 
 
 def _bytes_held(source: Source) -> int:
-    """Of an image that travels as pixels or values."""
+    """Bytes of an image that is copied as pixels or values; 0 for a file."""
     if isinstance(source, FinishedSource):
         return source.tensor.nbytes
     return len(source.image.tobytes()) if isinstance(source, PixelSource) else 0
 
 
 def _seconds_of_pillow(batch: LazyBatch) -> float:
-    """CPU seconds of the process that trains for the files of a batch that no kernel decodes, as measured here."""
+    """CPU seconds of the training process for files of a batch that Pillow decodes, measured here."""
     by_kernels = set(batch.program.array("files").flat) if batch.program.launches else set()
     sources = enumerate(batch.program.packed.sources())
     files = [source for at, source in sources if at not in by_kernels and isinstance(source, EncodedSource)]
@@ -209,7 +209,7 @@ def _seconds_of_pillow(batch: LazyBatch) -> float:
 
 
 def report_of(found: Explained) -> Report:
-    """What was found, for readers."""
+    """Make a readable report of the answer."""
     assumed = ", one for each core: the loader has none" * found.assumes_workers
     shapes = [f"{str(batch.dtype).removeprefix('torch.')} {list(batch.shape)}" for batch in found.batches]
     where = "the CPU, in the workers" if found.device == CPU else f"an {found.device} (modeled)"
@@ -230,7 +230,7 @@ def report_of(found: Explained) -> Report:
 
 
 def _some(lines: list[str]) -> list[str]:
-    """The first ones, and how many more there are."""
+    """The first lines, and how many more there are."""
     return lines if len(lines) <= _MOST_SHOWN else [*lines[:_MOST_SHOWN], f"and {len(lines) - _MOST_SHOWN} more"]
 
 
@@ -260,12 +260,12 @@ def _fallbacks_part(found: Explained) -> Table:
 
 
 def _are_costly(fallbacks: Counter[tuple[str, ...]]) -> bool:
-    """Whether something is to be done about them."""
+    """Whether a fallback has a remedy."""
     return any(not remedy_for(reason).startswith(_NOTHING) for _, reason in fallbacks)
 
 
 def remedies(fallbacks: Counter[tuple[str, ...]]) -> list[str]:
-    """What fell back, how often, and what to do about it."""
+    """The fallbacks with their counts and remedies, as lines."""
     listed = fallbacks.most_common()
     return [
         line
@@ -275,12 +275,12 @@ def remedies(fallbacks: Counter[tuple[str, ...]]) -> list[str]:
 
 
 def lines_of(title: str, lines: list[str]) -> Table:
-    """Text under a title."""
+    """A table of lines of text under a title."""
     return Table(title, (), [(line,) for line in lines])
 
 
 def remedy_for(reason: str) -> str:
-    """What to do about a reason in the fallback report."""
+    """The remedy for a reason in the fallback report."""
     return next((remedy for part, remedy in REMEDIES.items() if part in reason), "see the page on troubleshooting")
 
 
@@ -298,7 +298,7 @@ def _stages_part(found: Explained) -> Table:
 
 
 def _verdict(found: Explained) -> str:
-    """Which stage limits, and what helps."""
+    """A sentence that says which stage limits, and what helps."""
     name, others = found.limit, found.rates
     said = f"The limit: {name}, at {others.pop(name):,.0f} images a second."
     if name == WORKER and not found.batches:

@@ -1,17 +1,14 @@
-"""What a measurement was taken on, and how long a GPU that is not here would take.
+"""The description of a machine that every benchmark writes, and a model of the time of kernels on a given GPU.
 
-Every benchmark writes releases, processor and accelerator beside its figures.
+The model measures nothing on a GPU. The instructions of each operation were counted by running its compiled kernel on
+the CPU, instruction by instruction (`kernel_costs.json`, written by `examples/benchmarks/kernel_costs.py`); a program
+says for how many pixels each operation runs. An SM has four schedulers, each of which issues one warp instruction per
+cycle, units for each kind of arithmetic, and a load-store unit that handles one wavefront per cycle. The modeled time
+is that of the busiest part, with the work spread evenly over all SMs at boost clock and no waits for memory: a lower
+bound.
 
-Times of kernels are modeled from plans; nothing was measured on a GPU. What each operation executes was counted: its
-compiled kernel ran on the CPU, instruction by instruction (`kernel_costs.json`, written by
-`examples/benchmarks/kernel_costs.py`). A plan says for how many pixels each runs. Each SM has four schedulers, each of
-which issues one instruction of a warp a cycle, some units for each kind of arithmetic, and a load-store unit that does
-a wavefront a cycle. The time is that of whichever is busy longest, if all SMs share the work evenly, nobody waits for
-memory, and the clock is the highest that is named for it: a lower bound.
-
-Units, clocks and buses: NVIDIA's whitepapers of the A100, H100 and Ada GPUs and their data sheets (an H200 has the SMs
-of an H100); for the B200 hmc-tech.com/gpus, and for its units of integers and float64 those of an H100, which is
-assumed.
+Sources of units, clocks and bandwidths: NVIDIA's whitepapers and data sheets of the A100, H100 and Ada GPUs (an H200
+has the SMs of an H100), and hmc-tech.com/gpus for the B200, with the integer and float64 units of an H100 assumed.
 """
 
 from __future__ import annotations
@@ -41,13 +38,13 @@ if TYPE_CHECKING:
     from torch_sink.image.program.program import Program
     from torch_sink.image.run.batch import LazyBatch
 
-# Of this checkout, with "+changes" if it differs; an installed package has none.
+# Prints the commit of a clone, with "+changes" if files differ from it; fails for an installed package.
 _COMMIT = ("git", "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+changes")
 RELEASES = ("torch", "torchvision", "triton", "pillow", "numpy")
 
 
 def describe_machine() -> dict[str, Any]:
-    """Releases, processor, accelerator, thread count, date and commit as JSON-ready values."""
+    """Releases, processor, accelerator, thread count, date and commit, as JSON-ready values."""
     installed = {name: [*metadata.distributions(name=name)] for name in RELEASES}
     releases = {name: found[0].version if found else None for name, found in installed.items()}
     return {
@@ -65,22 +62,22 @@ def describe_machine() -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """The processor's name as the system's kernel reports it, else the architecture."""
+    """The processor's name in /proc/cpuinfo, else the architecture."""
     cpus = Path("/proc/cpuinfo")
     lines = cpus.read_text().splitlines() if cpus.is_file() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def gpu_name() -> str | None:
-    """The name of the first accelerator, None without one."""
-    # current_accelerator() names "cuda" for every CUDA build, with a GPU or without.
+    """The name of the first accelerator; None if there is none."""
+    # current_accelerator() returns "cuda" for every CUDA build, even without a GPU.
     if not torch.accelerator.is_available():
         return None
     return torch.cuda.get_device_name(0) if torch.cuda.is_available() else str(torch.accelerator.current_accelerator())
 
 
 def gpu_driver() -> str | None:
-    """The NVIDIA driver's release, None where `nvidia-smi` does not answer."""
+    """The NVIDIA driver's release; None if `nvidia-smi` fails."""
     return _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
 
 
@@ -93,11 +90,11 @@ def _output_of(*command: str, cwd: Path | None = None) -> str | None:
 
 
 class Device(NamedTuple):
-    """One GPU."""
+    """The figures of a GPU that the model needs."""
 
     multiprocessors: int
     gigahertz: float  # boost clock
-    units: dict[str, int]  # of one multiprocessor, for each kind of arithmetic
+    units: dict[str, int]  # kind of arithmetic -> units of one multiprocessor
     bus: float  # bandwidth of PCIe in one direction, in GB/s
 
 
@@ -112,7 +109,7 @@ DEVICES = {
 
 
 def microseconds(work: Mapping[str, float], device: Device) -> float:
-    """The model's time for instructions of warps, in all ("issue") and by kind, and wavefronts ("load-store")."""
+    """The modeled time of `work`: warp instructions, in all ("issue") and by kind, and wavefronts ("load-store")."""
     cycles = [work.get("issue", 0) / SCHEDULERS, work.get("load-store", 0)]
     cycles += [work.get(kind, 0) * LANES / units for kind, units in device.units.items()]
     return max(cycles) / (device.multiprocessors * device.gigahertz * 1e3)
@@ -120,13 +117,13 @@ def microseconds(work: Mapping[str, float], device: Device) -> float:
 
 @functools.cache
 def costs() -> dict[str, Any]:
-    """What was counted: for each launch of the decoder and of a plan, {feature: work for one}, and the host's cost."""
+    """The counted costs: feature -> work for one, the launches of the decoder, and the cost of the host."""
     found: dict[str, Any] = json.loads(files("torch_sink.cli").joinpath("kernel_costs.json").read_text())
     return found
 
 
 def modeled(features: Mapping[str, float]) -> Counter[str]:
-    """What kernels execute for something that has these features; those without a cost count nothing."""
+    """The work of kernels for these amounts of features; features without a known cost count as nothing."""
     work: Counter[str] = Counter()
     for name, amount in features.items():
         for unit, each in costs()["features"].get(name, {}).items():
@@ -135,9 +132,9 @@ def modeled(features: Mapping[str, float]) -> Counter[str]:
 
 
 def features_of_batch(batch: LazyBatch) -> list[Counter[str]]:
-    """What each launch for a batch has to do, that of the decoder first. Amounts are bytes, and pixels of whole tiles.
+    """The amount of each feature in each launch of a batch, the decoder first: bytes, and pixels of whole tiles.
 
-    A head that reads several pixels has a cost of its own and one for each of these, its taps.
+    A head that reads several pixels has two features, one for itself and one for its taps, the pixels that it reads.
     """
     program = batch.program
     if not program.launches:
@@ -169,7 +166,7 @@ def _features_of_launches(program: Program) -> Iterator[Counter[str]]:
 
 
 def launches_of(batch: LazyBatch) -> Counter[str]:
-    """How often each kernel is launched for a batch; "decoder" stands for all of those."""
+    """The number of launches of each kernel for a batch; "decoder" counts all kernels of the decoder."""
     encoded, *launches = features_of_batch(batch)
     found = Counter(dict.fromkeys(("decoder", "prologue", "statistics", "stage"), 0))
     found.update({"weight": "prologue", "measured": "statistics"}.get(next(iter(each)), "stage") for each in launches)
@@ -180,12 +177,12 @@ def launches_of(batch: LazyBatch) -> Counter[str]:
 
 
 def name_of(kind: Kind) -> str:
-    """Of a piece of kernel work, as the printed plan names it."""
+    """The name of a kind of kernel work in a printed program."""
     return kind.name.lower()
 
 
 def _taps(kind: Kind, value: int) -> int:
-    """How many pixels a head reads for one; `value` is the parameter that says so."""
+    """How many pixels a head reads to compute one; `value` is the parameter of the head that decides this."""
     if kind in (Kind.RESAMPLE_X, Kind.RESAMPLE_Y, Kind.FILTER_X, Kind.FILTER_Y):
         return value
     if kind == Kind.BOX_BLUR:

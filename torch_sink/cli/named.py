@@ -1,4 +1,4 @@
-"""What `--pipeline module:name` stands for. The file is read before it is imported: importing a script runs it."""
+"""Imports the object of `--pipeline module:name`, after a check that importing the file would not train."""
 
 from __future__ import annotations
 
@@ -28,22 +28,20 @@ _AROUND = "or put `with torch_sink.explain():` around the loop of the program as
 _FOLDERS = (sysconfig.get_path("stdlib"), str(Path(torch_sink.__file__).parent))
 _LIBRARIES = re.compile("|".join([r"[/\\]site-packages[/\\]", "<", *map(re.escape, _FOLDERS)]))
 _KEYS = re.compile(r"\[([^\[\]]*)\]")
-_TRAINS = ("backward", "fit", "fit_one_cycle")  # methods
-_MAY_TRAIN = ("main", "train", "fit", "run")  # functions that are imported from elsewhere, or methods of a loop
+_TRAINS = ("backward", "fit", "fit_one_cycle")  # methods that train
+_MAY_TRAIN = ("main", "train", "fit", "run")  # names of imported functions that may train
 _WRITE_NAMES = {"globals", "exec", "setattr", "vars"}
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
 def named(name: str) -> Any:
-    """What "module:attribute" or "module:attribute[key]" stands for.
-
-    That is the object, or what a class or function that needs no arguments gives.
+    """The object of "module:attribute" or "module:attribute[key]"; a class or function without parameters is called.
 
     Raises:
-        ValueError: there is no such thing, it raises, or the file would train when it is imported.
+        ValueError: there is no such object, calling it raises, or importing the file would train.
     """
     if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # and left there, for data workers that are spawned
+        sys.path.insert(0, str(Path.cwd()))  # for good, because spawned data workers need it too
     whole, keys = _KEYS.sub("", name), _KEYS.findall(name)
     module, _, attribute = whole.partition(":")
     _read_first(module, attribute.partition(".")[0])
@@ -53,7 +51,7 @@ def named(name: str) -> Any:
         if isinstance(found, (type, FunctionType)) and _needs_nothing(found):
             advice = ELSEWHERE_TOO
             found = found()
-    except (Exception, SystemExit) as error:  # of the user's code
+    except (Exception, SystemExit) as error:  # raised by the user's code
         raise ValueError(said_by(name, error, advice)) from error
     for key in keys:
         found = _part(found, key, name)
@@ -61,7 +59,7 @@ def named(name: str) -> Any:
 
 
 def _part(holder: Any, key: str, name: str) -> Any:
-    """What a dict or a list holds at a key as it is written in a shell, with quotes or without."""
+    """The value of a dict or list at a key, which may have quotes around it, as in a shell."""
     parts = _parts(holder)
     if key.strip("'\"") not in parts:
         known = f"it holds {', '.join(parts)}" if parts else f"a {type(holder).__name__} holds nothing by names"
@@ -76,7 +74,7 @@ def _parts(found: Any) -> dict[str, Any]:
 
 
 def _single(found: Any, name: str) -> Any:
-    """`found`, unless it is a dict of something, or a list of loaders: samples in a list are a dataset."""
+    """Returns `found`; raises for a dict or a list of loaders, because a list of anything else is a dataset."""
     parts = _parts(found)
     if isinstance(found, Mapping) or any(isinstance(part, (DataLoader, Dataset)) for part in parts.values()):
         several = " or ".join(f"--pipeline '{name}[{key}]'" for key in parts)
@@ -85,7 +83,7 @@ def _single(found: Any, name: str) -> Any:
 
 
 def _needs_nothing(function: Callable[..., Any]) -> bool:
-    """Whether it can be called without arguments."""
+    """Whether a function can be called without arguments."""
     try:
         inspect.signature(function).bind()
     except (TypeError, ValueError):
@@ -94,7 +92,7 @@ def _needs_nothing(function: Callable[..., Any]) -> bool:
 
 
 def said_by(name: str, error: BaseException, advice: str) -> str:
-    """What the user's code raised, where, and what to do."""
+    """A message with the error of the user's code, its line, and hints or else `advice`."""
     if isinstance(error, Exception):
         add_hints(error)
     frames = traceback.extract_tb(error.__traceback__)
@@ -108,7 +106,7 @@ def said_by(name: str, error: BaseException, advice: str) -> str:
 
 
 def _read_first(module: str, attribute: str) -> None:
-    """Say what is missing, from the text of the file alone; what cannot be read is left to the import."""
+    """Raise ValueError if the file's text shows that it lacks the attribute, or that importing it would train."""
     file = _file_of(module)
     if module in sys.modules or file is None:
         return
@@ -128,7 +126,7 @@ def _read_first(module: str, attribute: str) -> None:
 
 
 def _file_of(module: str) -> Path | None:
-    """The source of a module; None where it is no Python file that can be found. Imports nothing."""
+    """The path of a module's source, without importing it; None if there is no Python file."""
     path, spec = None, None
     for depth in range(1, module.count(".") + 2):
         spec = importlib.machinery.PathFinder.find_spec(".".join(module.split(".")[:depth]), path)
@@ -140,7 +138,7 @@ def _file_of(module: str) -> Path | None:
 
 
 def _where(script: _Script, name: str, module: str) -> str:
-    """Where the file makes a name that its import does not, and what to write instead."""
+    """Where a file defines a name that importing it does not define, and what to write instead."""
     moved = f"make it in {_AS_A_FUNCTION.format(module=module)}, {_AROUND}"
     if name in script.guarded:
         return f'it is made under `if __name__ == "__main__":`, which an import does not run; {moved}'
@@ -152,7 +150,7 @@ def _where(script: _Script, name: str, module: str) -> str:
 
 
 class _Script:
-    """What a file does when it is imported, as far as its text says."""
+    """The effects of importing a file, as far as its text shows."""
 
     def __init__(self, tree: ast.Module) -> None:
         guards = [node for node in tree.body if isinstance(node, ast.If) and _is_main_guard(node.test)]
@@ -170,24 +168,22 @@ class _Script:
         }
 
     def may_have(self, name: str) -> bool:
-        """False where importing the file cannot make the name."""
-        declared = (declared for node in self.functions.values() for declared in _globals_of(node))
-        return bool({name, "*", "__getattr__"} & self.bound) or name in declared or self.writes_names()
-
-    def writes_names(self) -> bool:
-        """Whether names are made in a way that the text does not tell."""
+        """Whether importing the file may define the name; calls such as `globals()` may define any."""
+        nodes = [node for function in self.functions.values() for node in ast.walk(function)]
+        declared = {declared for node in nodes if isinstance(node, ast.Global) for declared in node.names}
         calls = [node.func for node in _executed(self.body) if isinstance(node, ast.Call)]
-        return bool({call.id for call in calls if isinstance(call, ast.Name)} & _WRITE_NAMES)
+        called = {call.id for call in calls if isinstance(call, ast.Name)}
+        return bool({name, "*", "__getattr__"} & self.bound or {name} & declared or called & _WRITE_NAMES)
 
     def work(self) -> tuple[int, str] | None:
-        """(line, what it does) of the first call that trains, or reads the command line."""
+        """The line and the description of the first call that trains or reads the command line."""
         for node in _executed(self.body):
             if isinstance(node, ast.Call) and (what := self._work_of(node, set())):
                 return node.lineno, what
         return None
 
     def _work_of(self, call: ast.Call, seen: set[str]) -> str:
-        """What a call does, where that is work; in a function of this file, what any of its lines does."""
+        """Describes a call that trains or reads the command line, also inside functions of this file; else ""."""
         called = call.func
         if isinstance(called, ast.Attribute):
             if called.attr == "parse_args" and not call.args:
@@ -211,7 +207,7 @@ def _is_main_guard(test: ast.expr) -> bool:
 
 
 def _executed(body: list[ast.stmt]) -> Iterator[ast.AST]:
-    """The nodes that run where a body runs, in the order of lines: not the inside of functions, but of classes."""
+    """The nodes that run with a body, in the order of lines: those inside classes, but not those inside functions."""
     for node in body:
         todo: list[ast.AST] = [node]
         while todo:
@@ -223,7 +219,7 @@ def _executed(body: list[ast.stmt]) -> Iterator[ast.AST]:
 
 
 def _bound_in(body: list[ast.stmt]) -> Iterator[str]:
-    """The names that a body makes in its own scope; "*" for all names of another module."""
+    """The names that a body defines in its scope; "*" stands for all names of another module."""
     todo: list[ast.AST] = [*body]
     while todo:
         node = todo.pop()
@@ -236,7 +232,3 @@ def _bound_in(body: list[ast.stmt]) -> Iterator[str]:
                 yield node.name
             continue
         todo += ast.iter_child_nodes(node)
-
-
-def _globals_of(function: ast.AST) -> Iterator[str]:
-    return (name for node in ast.walk(function) if isinstance(node, ast.Global) for name in node.names)

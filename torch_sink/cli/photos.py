@@ -1,4 +1,4 @@
-"""Photo-like JPEG files, for machines that have no photographs at hand."""
+"""Makes photo-like JPEG files, for machines without photographs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SIZE = (500, 375)  # the usual one of ImageNet
 
 
 def make_photo(width: int, height: int, seed: int) -> Image.Image:
-    """Draw an RGB image with the statistics that matter to a decoder: 1/f noise, hard edges and grain.
+    """Draw an RGB image that costs a decoder as much as a photograph: 1/f noise, hard edges and grain.
 
     Args:
         width: width in pixels.
@@ -23,7 +23,7 @@ def make_photo(width: int, height: int, seed: int) -> Image.Image:
     cell = max(width, height)
     while cell >= 2:
         coarse = random.normal(size=(height // cell + 2, width // cell + 2, 3))
-        # Colors of a photograph vary together: most of the noise is shared by the channels.
+        # The channels of a photograph are correlated, so they share most of the noise.
         coarse = 0.75 * coarse.mean(axis=2, keepdims=True) * 3**0.5 + 0.35 * coarse
         channels = [Image.fromarray(coarse[..., channel].astype(np.float32)) for channel in range(3)]
         enlarged = [np.asarray(each.resize((width, height), Image.Resampling.BICUBIC)) for each in channels]

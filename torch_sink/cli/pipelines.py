@@ -1,4 +1,4 @@
-"""The pipelines that the commands look at: torchvision's for ImageNet by their names, and the user's own."""
+"""The pipelines that the commands examine: named ones of torchvision for ImageNet, and the user's."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PIPELINES: dict[str, Callable[[], Callable[[Any], Any]]] = {
 
 
 def build_pipeline(name: str) -> Callable[[Any], Any]:
-    """Build one of `PIPELINES`; raises ValueError where the name is not one of them."""
+    """Build one of `PIPELINES`; raises ValueError for another name."""
     if name not in PIPELINES:
         known = ", ".join(map(repr, PIPELINES))
         raise ValueError(f"unknown pipeline {name!r}; choose one of {known}, or your own as module:attribute")
@@ -73,7 +73,7 @@ class Images(Dataset[Any]):
 
 
 class Counted:
-    """A collate function that says how many samples its batch is made of, and its process's CPU seconds so far."""
+    """A collate function that returns the number of samples and the CPU seconds of its process with each batch."""
 
     def __init__(self, collate: Callable[[Any], Any], is_batch: bool) -> None:
         self.collate, self.is_batch = collate, is_batch
@@ -85,19 +85,22 @@ class Counted:
 
 
 class Pipeline(NamedTuple):
-    """What makes batches."""
+    """A dataset, and the arguments of loaders that make batches of it."""
 
-    name: str  # as it was given
+    name: str  # as the user gave it
     dataset: Dataset[Any]
-    batching: dict[str, Any]  # arguments of a `DataLoader` that make batches of samples, each with their number
-    workers: int | None = None  # of the loader that was given
+    batching: dict[str, Any]  # arguments of `DataLoader`, with a `Counted` collate function
+    workers: int | None = None  # number of workers of the user's loader
 
     def loader(self, workers: int, **options: Any) -> DataLoader[Any]:
         """A new loader; `options` are those of `DataLoader`."""
         return DataLoader(self.dataset, num_workers=workers, **self.batching, **options)
 
     def batches(self, workers: int = 0) -> Generator[tuple[int, float, Any], None, None]:
-        """(samples, CPU seconds so far of the process that made it, batch) without end; 0 workers for this process.
+        """Yields (samples, CPU seconds so far of the process that made the batch, batch), forever.
+
+        Args:
+            workers: number of data workers; 0 to make batches in this process.
 
         Raises:
             ValueError: the pipeline raised, or has no samples.
@@ -111,21 +114,21 @@ class Pipeline(NamedTuple):
                     yield batch
         except SinkError:
             raise
-        except Exception as error:  # of the user's code
+        except Exception as error:  # raised by the user's code
             advice = _GOT_AN_IMAGE if isinstance(self.dataset, Images) else ELSEWHERE_TOO
             raise ValueError(said_by(self.name, error, advice)) from error
         raise ValueError(f"{self.name} gives no samples; give a dataset that has some")
 
 
 def open_pipeline(name: str, folder: str | Path | None, batch_size: int = 64) -> Pipeline:
-    """Finds what a pipeline is named after.
+    """Opens the pipeline with a name.
 
     Args:
         name: one of `PIPELINES`, or "module:attribute": a transform or function for the images of the folder, a
-            Dataset, a DataLoader, or a class or function without parameters that gives one of these. Modules of the
-            current folder can be imported. "module:attribute[key]" is what a dict or a list of these holds.
-        folder: holds images, at any depth; None where the pipeline brings its own.
-        batch_size: of anything but a DataLoader, which has its own.
+            Dataset, a DataLoader, or a class or function without parameters that returns one of these. Modules of the
+            current folder can be imported. "module:attribute[key]" is a member of a dict or a list of these.
+        folder: contains images, at any depth; None if the pipeline has a dataset.
+        batch_size: ignored for a DataLoader.
 
     Raises:
         FileNotFoundError: there is no such folder, or no image in it.
@@ -150,7 +153,7 @@ def open_pipeline(name: str, folder: str | Path | None, batch_size: int = 64) ->
 
 
 def pipeline_of(name: str, loader: DataLoader[Any]) -> Pipeline:
-    """What makes the batches of a loader, which itself is left alone."""
+    """The pipeline of a loader, which is not read itself."""
     is_batch = loader.batch_size is not None or loader.batch_sampler is not None
     batching: dict[str, Any] = {"collate_fn": Counted(loader.collate_fn, is_batch)}
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:

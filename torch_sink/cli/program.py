@@ -1,4 +1,4 @@
-"""`with torch_sink.explain():` around a program as it is: the report of `explain` on the loaders that it reads."""
+"""`with torch_sink.explain():` prints the report of the command `explain` on the loaders that a program reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torch_sink.common.random_state import (
     set_generator_states,
     set_global_draws,
 )
-from torch_sink.image.core.fallback import Row, ledger
+from torch_sink.image.core.fallback import ledger
 from torch_sink.sink.openers import DataLoaderOpener
 
 _TORCHDATA = "torchdata.stateful_dataloader.stateful_dataloader"
@@ -32,17 +32,16 @@ _OFF = 'the image backend was off: torch_sink.set_image_backend("device") switch
 
 
 def explain(device: str | None = None) -> AbstractContextManager[None]:
-    """Says what torch_sink does, or would do, with the batches of a program, which stays as it is.
+    """A context that prints what torch_sink does, or would do, with the batches of a program.
 
     Put `with torch_sink.explain():` around a loop over a DataLoader or a SinkLoader, or around `loop.run(...)`, with
-    the image backend on or off. The code inside runs as it would without. At the end, or after Ctrl-C, a report on each
-    DataLoader that was read inside is printed, as `python -m torch_sink explain` prints it: what is recorded, launches,
-    fallbacks with their remedies, and what an image costs at each stage. For it, some batches of each loader
-    are made once more, at least 128 samples in a data worker, and measured. Random generators are put back, but for
-    those inside of a dataset.
+    the image backend on or off. The code inside runs unchanged. At the end, or after Ctrl-C, this prints a report on
+    each DataLoader that was read inside, as `python -m torch_sink explain` does: recorded operations, launches,
+    fallbacks with their remedies, and the cost of an image in each stage. For the report, at least 128 samples of each
+    loader are made again in a data worker and measured. Random generators are restored, except those inside a dataset.
 
     Args:
-        device: "cpu", or a GPU to ask about: "h200", "h100", "a100", "b200" or "rtx4090". Default: this machine's.
+        device: "cpu", or the GPU to model: "h200", "h100", "a100", "b200" or "rtx4090". Default: this machine's.
 
     Raises:
         TypeError: the device is no string.
@@ -59,7 +58,7 @@ def explain(device: str | None = None) -> AbstractContextManager[None]:
             f"torch_sink.explain() of {type(device).__name__} is not known; put `with torch_sink.explain():` around "
             'the code that reads its batches, or name a device, such as torch_sink.explain("h200")'
         )
-    command.known_device(device)  # said now, and not after a run of days
+    command.known_device(device)  # an unknown device raises now, and not after a long run
     return _explained(device)
 
 
@@ -68,7 +67,7 @@ def _explained(device: str | None) -> Iterator[None]:
     watch = _Watch()
     try:
         yield
-    except KeyboardInterrupt:  # its user has seen enough of the run
+    except KeyboardInterrupt:  # the user ends the run to see the report
         print(watch.report(device))
         raise
     else:
@@ -78,14 +77,14 @@ def _explained(device: str | None) -> Iterator[None]:
 
 
 class _Watch:
-    """Notes which loaders are read, by a layer over the functions that begin their iterators."""
+    """Notes which loaders are read, by stand-ins for the functions that make their iterators."""
 
     def __init__(self) -> None:
         self.loaders: dict[int, Any] = {}
         self.passes: Counter[int] = Counter()
         self.backends: set[str] = set()
         self.before = ledger.folder, ledger.total()[0]
-        self.lock = threading.RLock()  # no worker of another thread starts while the backend is another one
+        self.lock = threading.RLock()  # no other thread starts workers while the report changes the backend
         self.is_inside = False
         self.patches = Patches()
         self.patches.replace(DataLoaderOpener, "open", self._noting(lambda opener: opener.loader))
@@ -118,28 +117,24 @@ class _Watch:
         self.backends.add(torch_sink.get_image_backend())
 
     def report(self, device: str | None) -> str:
-        """The text of the whole run; what cannot be looked at says why, for the program shall go on."""
+        """The text of all reports; an error in one of them becomes text, because the program has to go on."""
         if not self.loaders:
             return "torch_sink.explain(): no DataLoader was read inside of the block; put it around the loop"
         run = command.lines_of("This run", self._about_run())
         with self.lock, ledger.set_aside():
-            self.is_inside = True  # what is read from here on is not the program's
+            self.is_inside = True  # loaders are read for the report from here on
             loaders = [*self.loaders.values()]
             parts = [self._look(loader, device) for loader in loaders[:_MOST_LOADERS]]
         more = [f"and {len(loaders) - _MOST_LOADERS} more loaders"] if len(loaders) > _MOST_LOADERS else []
         return "\n\n".join([f"{run.title}\n{run.as_text()}", *parts, *more])
 
     def _about_run(self) -> list[str]:
-        fallbacks = self._fallbacks()
+        folder, counts = self.before
+        now = ledger.total()[0]
+        fallbacks = now - counts if ledger.folder == folder else now  # those since the block began
         if "device" not in self.backends and not fallbacks:
             return [_OFF]
         return ["fell back to stock code:", *command.remedies(fallbacks)] if fallbacks else ["no fallbacks"]
-
-    def _fallbacks(self) -> Counter[Row]:
-        """Since the block began."""
-        folder, counts = self.before
-        now = ledger.total()[0]
-        return now - counts if ledger.folder == folder else now
 
     def _look(self, loader: Any, device: str | None) -> str:
         name = f"{type(loader).__name__} of {type(loader.dataset).__name__}"
@@ -147,7 +142,8 @@ class _Watch:
         states = generator_states(generators)
         try:
             report = command.report_of(command.explain(pipeline_of(name, loader), device))
-            about = [*report.about, f"read {_times(self.passes[id(loader)])} in this run"]
+            passes = self.passes[id(loader)]
+            about = [*report.about, f"read {'once' if passes == 1 else f'{passes} times'} in this run"]
             return report._replace(about=about).as_text()
         except Exception as error:
             again = ", a stream that may be read only once" if isinstance(loader.dataset, IterableDataset) else ""
@@ -155,7 +151,3 @@ class _Watch:
         finally:
             set_global_draws(draws)
             set_generator_states(generators, states)
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"

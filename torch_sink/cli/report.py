@@ -1,4 +1,4 @@
-"""What `explain` and `bench` found, as text for a terminal and as an HTML page that needs no network."""
+"""Reports of `explain` and `bench`, as text for a terminal and as a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 _COLUMNS, _BAR_COLUMNS = 110, 40
 _LIMIT = "  <- the limit"
-MOST_COLUMNS_OF_A_PHONE = 3  # of others, a narrow page shows the cells of a row below each other
+MOST_COLUMNS_OF_A_PHONE = 3  # a narrow page stacks the cells of a row in tables with more
 
 
 class Table(NamedTuple):
-    """Rows under a head; columns whose name begins with a space hold numbers, and are aligned to the right.
+    """Rows under a head. Columns whose name begins with a space contain numbers, which are aligned to the right.
 
-    Without a head, rows are lines of text. A cell of # is a bar, which a page draws.
+    Without a head, rows are lines of text. A page draws a cell of # as a bar.
     """
 
     title: str
@@ -50,9 +50,12 @@ class Table(NamedTuple):
 
 
 def bars(title: str, head: str, values: dict[str, float], *, limit: str = "", digits: int = 0, note: str = "") -> Table:
-    """Numbers by their names, and how large they are beside each other.
+    """A table of named numbers with bars.
 
-    `head` says what they are, `limit` is the name that stands out, and `digits` are shown behind the point.
+    Args:
+        head: name of the numbers' column.
+        limit: name of the number to emphasize.
+        digits: number of decimals.
     """
     scale = _BAR_COLUMNS / max(values.values())
     rows = [
@@ -63,7 +66,7 @@ def bars(title: str, head: str, values: dict[str, float], *, limit: str = "", di
 
 
 class Report(NamedTuple):
-    """A page: what was looked at, lines about it, the answer, and its parts in order."""
+    """A title, lines about the subject, the verdict, and tables."""
 
     title: str
     about: Sequence[str]
@@ -71,13 +74,13 @@ class Report(NamedTuple):
     parts: Sequence[Table]
 
     def as_text(self) -> str:
-        """For a terminal."""
+        """Format the report for a terminal."""
         head = "\n".join([self.title, *(f"  {line}" for line in self.about)])
         parts = ["\n".join([part.title, part.as_text(), *_wrapped(part.note)]) for part in self.parts]
         return "\n\n".join([head, *parts, textwrap.fill(self.verdict, _COLUMNS)])
 
     def as_html(self) -> str:
-        """A page of its own, for light and dark."""
+        """Format the report as a page with a light and a dark theme."""
         notes = [f"<p class=note>{escape(line)}</p>" for line in self.about]
         body = [*notes, f"<p class=verdict>{escape(self.verdict)}</p>"]
         for part in self.parts:
@@ -88,7 +91,7 @@ class Report(NamedTuple):
 
 
 def _wrapped(text: str) -> list[str]:
-    """Lines that a terminal holds, indented; what continues a line is indented further."""
+    """Wraps a text at the width of a terminal, with an indent that is larger for continued lines."""
     indent = " " * (2 + len(text) - len(text.lstrip()))
     return textwrap.wrap(text.strip(), _COLUMNS, initial_indent=indent, subsequent_indent=f"{indent}  ")
 

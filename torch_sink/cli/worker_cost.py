@@ -1,8 +1,7 @@
-"""CPU time that a sample costs a data worker: stock torchvision beside torch_sink.
+"""CPU time of a data worker per sample: stock torchvision beside torch_sink, and with and without fallbacks.
 
-Measured is what users pay: a worker process of a plain `DataLoader`, on one thread as always, with all that it does for
-a batch: it reads files, runs the transforms, collates, makes shared memory and sends the batch. Whoever receives the
-batch lets go of it.
+The measured process is a worker of a plain `DataLoader`, on one thread, with everything that it does for a batch: it
+reads files, runs the transforms, collates, allocates shared memory and sends the batch. The receiver drops the batch.
 """
 
 from __future__ import annotations
@@ -16,12 +15,17 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
+from torchvision import transforms as v1
+from torchvision.transforms import v2
 
 import torch_sink
 from torch_sink.cli.pipelines import Pipeline, seed_everything
 from torch_sink.cli.report import Table
+from torch_sink.common.patches import Patches
+from torch_sink.errors import SinkError
+from torch_sink.image.core.fallback import ledger
 
-# The first batches of a worker do not count, since caches are empty then: so many, or those with so many samples.
+# The first batches of a worker do not count, because caches are empty: at most so many, or fewer with so many samples.
 WARM_UP_BATCHES, WARM_UP_SAMPLES = 3, 96
 _NOTE = (
     "CPU time of a worker process of a plain DataLoader: median of the rounds (least to most). recording: where a GPU "
@@ -30,34 +34,36 @@ _NOTE = (
 
 
 class Side(NamedTuple):
-    """Who makes the samples: a setting of the image backend, and the number of workers; 0 for this process."""
+    """A side of the comparison: the image backend, its device, and the number of workers, 0 for this process."""
 
     backend: str
     device: str | None = None
     workers: int = 1
 
 
-# "meta": as a worker records where the device is another process's business.
+# With "meta", samples are recorded as on a machine with a GPU, but no pixels are made.
 SIDES = {"stock": Side("PIL"), "torch_sink": Side("device", "meta"), "on_cpu": Side("device", "cpu")}
 
 
 def measure_worker_cost(pipeline: Pipeline, *, rounds: int = 7, images: int = 96) -> dict[str, Any]:
-    """Measure what a sample costs a data worker, stock and with torch_sink, from equal seeds and in turns.
+    """Measure the cost of a sample in a data worker, stock and with torch_sink, with equal seeds and in turns.
 
     Returns:
-        `batch_size`; `stock_ms`, `torch_sink_ms` (it records, a device elsewhere makes the pixels) and `on_cpu_ms` (the
-        worker makes them), in CPU milliseconds a sample; `ratio` and `on_cpu_ratio` (stock divided by each, round by
-        round), all as `percentiles`; and `fallbacks` (what ran in stock code while `images` were recorded, and how
-        often).
+        `batch_size`; `stock_ms`, `torch_sink_ms` (the worker records, a GPU would make the pixels) and `on_cpu_ms` (the
+        worker makes the pixels), in CPU milliseconds per sample; `ratio` and `on_cpu_ratio` (stock divided by each,
+        round by round), all as `percentiles`; and `fallbacks` (what ran in stock code while `images` samples were
+        recorded -> count).
     """
     fallbacks = fallbacks_of(pipeline, images)
     sides = {name: partial(milliseconds, pipeline, side, images) for name, side in SIDES.items()}
     times = in_turns(sides, rounds)
-    return {"batch_size": batch_size_of(pipeline), **summary(times), "fallbacks": fallbacks}
+    with torch_sink.image_backend("device", device="meta"), closing(pipeline.batches()) as batches:
+        batch_size = next(batches)[0]
+    return {"batch_size": batch_size, **summary(times), "fallbacks": fallbacks}
 
 
 def summary(times: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
-    """`percentiles` of the milliseconds of each side, and of stock's divided by those of each other one."""
+    """`percentiles` of each side's milliseconds, and of the ratios of stock's to those of each other side."""
     found = {f"{name}_ms": percentiles(values) for name, values in times.items()}
     for name, values in times.items():
         if name != "stock":
@@ -67,7 +73,7 @@ def summary(times: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]
 
 
 def in_turns(sides: Mapping[str, Callable[[int], float]], rounds: int) -> dict[str, list[float]]:
-    """What each side gives for the seeds 1 to `rounds`; in every second round they go in the opposite order."""
+    """The values of each side for the seeds 1 to `rounds`; every second round measures in the opposite order."""
     values: dict[str, list[float]] = {name: [] for name in sides}
     for seed in range(1, rounds + 1):
         for name in list(sides)[:: 1 if seed % 2 else -1]:
@@ -76,15 +82,15 @@ def in_turns(sides: Mapping[str, Callable[[int], float]], rounds: int) -> dict[s
 
 
 def milliseconds(pipeline: Pipeline, side: Side, images: int, seed: int) -> float:
-    """CPU milliseconds that a sample costs one side."""
+    """CPU milliseconds per sample of one side."""
     with torch_sink.image_backend(side.backend, device=side.device):
         return 1000 * worker_seconds(pipeline, images, seed, workers=side.workers)
 
 
 def worker_seconds(pipeline: Pipeline, images: int, seed: int, *, workers: int = 1) -> float:
-    """CPU seconds that a sample costs a data worker; with `workers=0`, this process where it makes its own batches.
+    """CPU seconds per sample of a data worker, with the current image backend; `workers=0` measures this process.
 
-    The image backend is as it is. At least `images` samples count, in whole batches, after some for the warm-up.
+    At least `images` samples count, in whole batches, after a warm-up.
     """
     seed_everything(seed)
     gc.collect()
@@ -93,10 +99,10 @@ def worker_seconds(pipeline: Pipeline, images: int, seed: int, *, workers: int =
 
 
 def seconds_a_sample(batches: Iterator[tuple[int, float, Any]], images: int) -> float:
-    """CPU seconds a sample of whoever makes `batches`: (samples, CPU seconds of its process so far, batch).
+    """CPU seconds per sample of the process that makes `batches`: (samples, its CPU seconds so far, batch).
 
-    The process reads its clock when a batch is collated. What it does for that batch afterwards counts for the next
-    one: between two readings lies all that a batch costs.
+    The process reads its clock when a batch is collated. Its later work for that batch counts for the next one, so the
+    time between two readings is the whole cost of a batch.
     """
     made = 0
     for count, begun, _ in islice(batches, WARM_UP_BATCHES):  # noqa: B007 the last one is used
@@ -111,7 +117,7 @@ def seconds_a_sample(batches: Iterator[tuple[int, float, Any]], images: int) -> 
 
 
 def fallbacks_of(pipeline: Pipeline, images: int) -> dict[str, int]:
-    """What of a pipeline runs in stock code while so many images are recorded, in this process, and how often."""
+    """What runs in stock code while this process records so many images of a pipeline -> count."""
     seed_everything(0)
     with one_thread(), torch_sink.image_backend("device", device="meta"), closing(pipeline.batches()) as batches:
         made = 0
@@ -121,15 +127,9 @@ def fallbacks_of(pipeline: Pipeline, images: int) -> dict[str, int]:
     return {f"{operation}: {reason}": count for (operation, reason), count in counts.items()}
 
 
-def batch_size_of(pipeline: Pipeline) -> int:
-    """The samples of its first batch."""
-    with torch_sink.image_backend("device", device="meta"), closing(pipeline.batches()) as batches:
-        return next(batches)[0]
-
-
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Inside, torch computes on one thread, as in a data worker."""
+    """A context in which torch computes on one thread, as in a data worker."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -145,7 +145,7 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
 
 
 def worker_cost_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
-    """CPU milliseconds a sample, and stock divided by torch_sink."""
+    """A table of CPU milliseconds per sample, and of stock divided by torch_sink."""
     rows: list[tuple[str, ...]] = []
     for name, result in results.items():
         stock, recording, on_cpu = (f"{result[key]['p50']:.3f}" for key in ("stock_ms", "torch_sink_ms", "on_cpu_ms"))
@@ -157,6 +157,93 @@ def worker_cost_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def spread(values: Mapping[str, float], digits: int = 1) -> str:
-    """For readers: the median, and the least and the most of the rounds."""
+    """The median, least and most of the rounds, as text."""
     median, least, most = (f"{values[key]:.{digits}f}" for key in ("p50", "least", "most"))
     return f"{median} ({least} to {most})"
+
+
+# --- the cost of fallbacks
+
+
+class Cost(NamedTuple):
+    """CPU seconds per image in a worker with and without the transforms that fall back; pixels are not computed."""
+
+    names: list[str]  # of the transforms that fall back
+    with_them: float
+    without: float
+
+
+class _Chains:
+    """Stand-ins for both `Compose` that note which of their transforms fall back, or leave these out."""
+
+    def __init__(self) -> None:
+        self.found: list[Any] = []
+        self.calls = 0  # number of calls that fell back
+        self.leaves_out = False
+
+    def over(self, _: Callable[..., Any]) -> Callable[..., Any]:
+        """Makes the stand-in for `Compose.__call__` and `Compose.forward`."""
+
+        def call(compose: Any, *inputs: Any) -> Any:
+            is_one = len(inputs) == 1
+            for transform in compose.transforms:
+                if not (self.leaves_out and any(transform is each for each in self.found)):
+                    outputs = self._noted(transform, inputs)
+                    inputs = (outputs,) if is_one else outputs
+            return inputs[0] if is_one else inputs
+
+        return call
+
+    def _noted(self, transform: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+        fallbacks, calls = ledger.counts.total(), self.calls
+        outputs = transform(*inputs)
+        if ledger.counts.total() > fallbacks and self.calls == calls:  # not a chain around a noted transform
+            self.calls += 1
+            self.found += [] if any(transform is each for each in self.found) else [transform]
+        return outputs
+
+
+def cost_of_fallbacks(pipeline: Pipeline, images: int) -> Cost | None:
+    """Measures a pipeline on so many images, with and without the transforms that fall back.
+
+    None if that cannot be measured: the fallbacks come from no transform of a `Compose`, or later code needs them.
+    """
+    seconds = partial(worker_seconds, workers=0)  # in this process, which has the stand-ins
+    chains, patches = _Chains(), Patches()
+    try:
+        with torch_sink.image_backend("device", device="meta"):  # first: its stand-ins have to be below these
+            patches.replace(v1.Compose, "__call__", chains.over)
+            patches.replace(v2.Compose, "forward", chains.over)
+            seconds(pipeline, images, seed=0)  # notes the transforms that fall back
+            if not chains.found:
+                return None
+            with_them = seconds(pipeline, images, seed=1)
+            chains.leaves_out = True
+            without = seconds(pipeline, images, seed=1)
+    except (ValueError, SinkError):
+        return None
+    finally:
+        patches.undo()
+    return Cost([_name_of(transform) for transform in chains.found], with_them, without)
+
+
+def said_of(cost: Cost | None) -> str:
+    """Describes the cost of the fallbacks."""
+    if cost is None:
+        return (
+            "Their cost cannot be measured apart: they come from no transform of a Compose, or what follows needs "
+            "them. The worker's time is that with them."
+        )
+    names, *seconds = cost
+    with_them, without = (f"{1e6 * each:,.0f} us" for each in seconds)
+    return (
+        f"Measured, where a GPU makes the pixels: an image costs {with_them} with {' and '.join(names)}, and {without} "
+        "without, a batch's way out of the worker not counted. The difference is the calls, the decoding, and every "
+        "transform before them."
+    )
+
+
+def _name_of(transform: Any) -> str:
+    """The name of a function, of the function in a `Lambda`, or of a transform's class."""
+    function = getattr(transform, "lambd", transform)
+    return str(getattr(function, "__qualname__", type(transform).__name__)).replace("<locals>.", "")

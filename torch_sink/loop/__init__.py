@@ -1,4 +1,4 @@
-"""Graph sink and loop sink: many training steps per host sync."""
+"""Training loops that sync host and device once in many steps: StepLoop, Model, data_sink and callbacks."""
 
 from torch_sink.loop.callbacks import Callback, LambdaCallback, LearningRateScheduler, OnRequestExit, RunContext
 from torch_sink.loop.controls import EarlyStopping, Evaluation, ReduceLROnPlateau

@@ -1,4 +1,4 @@
-"""The callback interface: twelve events and their context; and the callbacks that need nothing else."""
+"""The callback interface, twelve events and their context, and simple callbacks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EVENTS = tuple(f"on_{phase}_{event}" for phase in ("train", "eval") for event in
 
 
 class RunArguments(dict[str, Any]):
-    """What a callback can know of the run: a dict whose keys are also attributes; unknown ones are None."""
+    """The fields of a `RunContext`: a dict whose keys are also attributes; unknown ones are None."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -34,7 +34,7 @@ class RunArguments(dict[str, Any]):
 
 
 class RunContext:
-    """Handed to every event."""
+    """The argument of every event: fields of the run, and a way to end it."""
 
     def __init__(self, arguments: RunArguments) -> None:
         self._arguments = arguments
@@ -58,23 +58,23 @@ class RunContext:
         self._stop_requested = True
 
     def get_stop_requested(self) -> bool:
-        """Whether a callback asked for that."""
+        """Whether a callback has called `request_stop`."""
         return self._stop_requested
 
 
 class Callback:
-    """Base of all callbacks: override what you need.
+    """Base of all callbacks: override the events that you need.
 
-    Training events come once per host sync (`step`), once per epoch (`epoch`) and once per run. `begin`, `step_end` and
-    the other names without `on_train_` or `on_eval_` are called for training and for evaluation: `step_end` is called
-    unless you override `on_train_step_end` or `on_eval_step_end`. A callback is a context manager, entered before
-    on_train_begin and left after on_train_end, also after an error.
+    Training events are called once per host sync (`step`), once per epoch (`epoch`) and once per run. `begin`,
+    `step_end` and the other names without `on_train_` or `on_eval_` are called for training and for evaluation:
+    `step_end` is called unless you override `on_train_step_end` or `on_eval_step_end`. A callback is a context manager,
+    entered before on_train_begin and left after on_train_end, also after an error.
 
     Attributes:
-        comes_first: whether its events come before those of the others, wherever it stands in the list.
+        comes_first: whether its events are called before those of other callbacks, whatever the order of the list.
         on_all_ranks: whether every process must have it, because it waits for the others, or decides for all.
-        stop_signals: signals after which `run` returns once the current step is done. SIGINT and SIGTERM stop it
-            there in any case; without a callback that lists them, they then do what they do elsewhere.
+        stop_signals: signals after which `run` returns once the current step is done. SIGINT and SIGTERM end a run in
+            any case; if no callback lists them, they then have their usual effect, such as KeyboardInterrupt.
     """
 
     comes_first = False
@@ -145,7 +145,7 @@ class Callback:
         self.end(run_context)
 
     def steps_to_boundary(self, step_count: int) -> int | None:
-        """In how many steps from `step_count` the callback must be called; the sink shrinks to it. None: no matter."""
+        """The number of steps after `step_count` at which a sink has to end for this callback; None for any."""
         return None
 
 
@@ -193,9 +193,9 @@ class OnRequestExit(Callback):
     """Ends the run after the current step when a signal arrives or a file asks for it; `run` then returns.
 
     Args:
-        save_ckpt: save a checkpoint then.
+        save_ckpt: save a checkpoint at the end.
         file_name: prefix of the checkpoint.
-        directory: where it goes.
+        directory: parent of the checkpoint.
         sig: the signal; its handler is restored after the run. Installed in the main thread only.
         config_file: a JSON file read before each sink; `{"GracefulExit": 1}` asks for the end.
     """
@@ -209,7 +209,7 @@ class OnRequestExit(Callback):
         config_file: str | Path | None = None,
     ) -> None:
         self._save, self._file_name, self._directory = save_ckpt, file_name, directory
-        self.on_all_ranks = save_ckpt  # to ask one rank is enough, but all write
+        self.on_all_ranks = save_ckpt  # one rank can end the run, but all of them write
         self.stop_signals = (sig,)
         self._config_file = Path(config_file) if config_file is not None else None
 
@@ -218,7 +218,7 @@ class OnRequestExit(Callback):
             try:
                 asked = json.loads(self._config_file.read_text(encoding="utf-8")).get("GracefulExit")
             except (ValueError, AttributeError):
-                return  # half-written: it will be read again before the next sink
+                return  # the file is not complete yet; it is read again before the next sink
             if asked == 1:
                 run_context.original_args().stop_reasons.append("GracefulExit")
 
@@ -229,12 +229,12 @@ class OnRequestExit(Callback):
 
 
 def ranks_in_context(ranks: Ranks) -> dict[str, Any]:
-    """What a RunContext says of the processes."""
+    """The fields of a RunContext about processes."""
     return {"parallel_mode": "data_parallel" if ranks.many else "stand_alone", "device_number": ranks.size}
 
 
 def older_events(callback: Callback) -> list[str]:
-    """The older event names that a callback overrides: it cannot tell training from evaluation by them."""
+    """The events without `on_train_` or `on_eval_` that a callback overrides, called for training and evaluation."""
     return [name for name in OLDER_EVENTS if getattr(type(callback), name) is not getattr(Callback, name)]
 
 
@@ -244,14 +244,14 @@ def was_told_to_stop(arguments: RunArguments) -> bool:
 
 
 def check_monitor(monitor: str, callbacks: Iterable[Callback], known: tuple[str, ...] = ()) -> None:
-    """Raise ValueError where `monitor` is no result of the run's evaluations, but nearly one; warn where it is none.
+    """Raise ValueError if `monitor` is a misspelled result of the run's evaluations; warn if it is not one at all.
 
-    Results may come from a callback of the user's, so a name that no evaluation has is no error.
+    It is no error then, because a user's callback may add results.
 
     Args:
         monitor: name of a result.
-        callbacks: of the run.
-        known: names that need no evaluation.
+        callbacks: the callbacks of the run.
+        known: names of values that need no evaluation.
     """
     members = list(callbacks)
     evaluated = [name for callback in members for name in getattr(callback, "result_names", ())]
@@ -270,7 +270,7 @@ def check_monitor(monitor: str, callbacks: Iterable[Callback], known: tuple[str,
 
 
 def tell(callbacks: Iterable[Callback], event: str, context: RunContext) -> None:
-    """Call an event of all callbacks, in which the host may wait."""
+    """Call an event of all callbacks, in which the host may wait for the device."""
     with host_sync_allowed():
         for callback in callbacks:
             getattr(callback, event)(context)
@@ -290,7 +290,7 @@ def check_callbacks(callbacks: Callback | Iterable[Callback] | None) -> list[Cal
 
 
 def _check_events(callback: Callback) -> None:
-    """Raise TypeError where an event takes no context; warn of methods that look like events and are none."""
+    """Raise TypeError if an event does not take a context; warn about methods with names like events."""
     kind = type(callback).__name__
     for event in EVENTS:
         check_takes(f"{kind}.{event}", getattr(callback, event), "run_context")

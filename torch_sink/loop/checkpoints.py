@@ -1,4 +1,4 @@
-"""Checkpoints as directories that are either complete or ignored."""
+"""Reads and writes checkpoints: directories that are either complete or ignored."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from torch_sink.loop.core.distributed import Ranks
 _log = logging.getLogger("torch_sink")
 STATE_FILE, MANIFEST_FILE, FORMAT = "state.pt", "complete.json", 1
 RANK_FILE, SHARDS_FOLDER = "rank-{:05d}.pt", "shards"
-# What each process has for itself: its draws, its share of the data, its part of an unfinished accumulation, and its
-# buffers: the running statistics of BatchNorm are those of its own batches, unless DistributedDataParallel sends them.
+# The parts that differ between processes: random generators, position in the data, gradients of an unfinished
+# accumulation, and buffers, because running statistics of BatchNorm belong to the batches of one process.
 PER_RANK = ("random", "loader", "gradients", "other_buffers")
 _NAME = re.compile(r"^(?P<prefix>.+)-(?P<step>\d{8,})(?P<replaced>\.replaced)?$")
 
@@ -36,15 +36,21 @@ def write_checkpoint(
     write_shards: Callable[[str], None] | None = None,
     about: dict[str, Any] | None = None,
 ) -> Path:
-    """Write a checkpoint so that a kill at any moment leaves the older ones usable and no half one in their place.
+    """Write a checkpoint so that after a kill older ones are usable, and an incomplete one does not look complete.
 
-    1. Files go to a directory with a temporary name and are synced to the disk.
-    2. The manifest is written last, with names and sizes: a directory without it, or unlike it, is torn.
-    3. The directory is renamed to its final name; an older one of the same step steps aside until that is done.
+    1. Files are written to a directory with a temporary name and synced to the disk.
+    2. The manifest is written last, with names and sizes: a directory that lacks or contradicts it is incomplete.
+    3. The directory is renamed to its final name; an older one of the same step is renamed first and then deleted.
 
-    With more than one process, rank 0 writes what all share and each rank what is its own, to a file system that all
-    see; all must call. `write_shards` writes a sharded model below the path that it is given. The manifest also holds
-    the plain values of `about`.
+    With more than one process, all must call this, with a shared file system: rank 0 writes the common parts and each
+    rank its own ones (`PER_RANK`).
+
+    Args:
+        write_shards: writes a sharded model to the folder that it is called with.
+        about: plain values that the manifest holds too.
+
+    Returns:
+        Path of the checkpoint.
     """
     final = directory / f"{prefix}-{step:08d}"
     temporary = directory / f".{final.name}.tmp"
@@ -52,7 +58,7 @@ def write_checkpoint(
         _write(temporary, final, prefix, state, ranks, write_shards, {**(about or {}), "step": step})
     except BaseException:
         if ranks.rank == 0:
-            shutil.rmtree(temporary, ignore_errors=True)  # on a full disk, the room is needed
+            shutil.rmtree(temporary, ignore_errors=True)  # frees a full disk
         raise
     return final
 
@@ -84,7 +90,8 @@ def _write(
     if many:
         ranks.wait()
     if ranks.rank == 0:
-        mine = {temporary / STATE_FILE, temporary / RANK_FILE.format(0)}  # sizes of others' files may look old here
+        # A network file system may show old sizes of other ranks' files.
+        mine = {temporary / STATE_FILE, temporary / RANK_FILE.format(0)}
         files = [path for path in sorted(temporary.rglob("*")) if path.is_file()]
         sizes = {str(path.relative_to(temporary)): path.stat().st_size if path in mine else None for path in files}
         about = {**about, "format": FORMAT, "ranks": ranks.size, "torch": torch.__version__}
@@ -94,7 +101,7 @@ def _write(
 
 
 def _write_tensors(path: Path, state: dict[str, Any]) -> None:
-    with open(path, "wb") as file:  # a full disk is then an OSError that says so
+    with open(path, "wb") as file:  # on a full disk torch.save(path) would raise an unclear error, this raises OSError
         torch.save(state, file)
     _sync(path)
     unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(path)
@@ -118,7 +125,7 @@ def _complete(temporary: Path, final: Path, manifest: dict[str, Any]) -> None:
 
 
 def list_checkpoints(directory: Path, prefix: str | None = None) -> list[Path]:
-    """Complete checkpoints under `directory`, oldest step first; torn ones are left out."""
+    """Complete checkpoints under `directory`, lowest step first; incomplete ones are left out, with a warning."""
     if not directory.is_dir():
         return []
     found: list[tuple[int, int, float, Path]] = []
@@ -150,7 +157,7 @@ def newest_checkpoint(directory: Path) -> Path | None:
 
 
 def _damage(path: Path) -> str | None:
-    """What is missing of a checkpoint that has a manifest, or None."""
+    """What is missing in a checkpoint with a manifest; None if it is complete."""
     try:
         files = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8")).get("files", {})
     except ValueError:
@@ -165,13 +172,13 @@ def _damage(path: Path) -> str | None:
 
 
 def monitored_value(path: Path, name: str) -> float | None:
-    """The value under which a checkpoint was kept as one of the best, from its manifest; None if it was not."""
+    """The value of the monitor `name` in a checkpoint's manifest; None if it was not saved for this monitor."""
     value: float | None = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8")).get("monitored", {}).get(name)
     return value
 
 
 def read_checkpoint(path: Path, ranks: Ranks) -> dict[str, Any]:
-    """Load the state of a complete checkpoint, without shards; tensors arrive on the CPU."""
+    """Load the state of a complete checkpoint, without shards; its tensors are on the CPU."""
     manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
     if manifest.get("format") != FORMAT:
         raise SinkError(f"{path} has checkpoint format {manifest.get('format')}, this version reads {FORMAT}")
@@ -195,13 +202,13 @@ def _read_tensors(path: Path) -> dict[str, Any]:
 
 
 def remove_checkpoint(path: Path) -> None:
-    """Delete a checkpoint, manifest first, so that a kill half-way leaves a torn one and not a wrong one."""
+    """Delete a checkpoint, manifest first, so that a kill in between leaves one that is known to be incomplete."""
     (path / MANIFEST_FILE).unlink(missing_ok=True)
     shutil.rmtree(path, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:
-    """Wait until a file or the entries of a directory are on the disk."""
+    """Wait until a file, or the entries of a directory, are written to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Evaluation in the course of a run, and the callbacks that steer by its results: EarlyStopping, ReduceLROnPlateau."""
+"""Callbacks that evaluate during a run, and that act on the results: Evaluation, EarlyStopping, ReduceLROnPlateau."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ _log = logging.getLogger("torch_sink")
 
 
 class Evaluation(Callback):
-    """Evaluates during `StepLoop.run`, with one host sync an evaluation.
+    """Evaluates during `StepLoop.run`, with one host sync per evaluation.
 
-    The results are in the context's `eval_results`, with the loss as "eval_loss", for `EarlyStopping`,
-    `ReduceLROnPlateau`, `LossMonitor` and the like, wherever they stand in the list; all of them, by step and under the
-    same names, are in the run's `history.evaluations`. What an evaluation draws from the global generators of torch
-    (CPU), numpy and random is undone: training goes on as without it.
+    The results are in the context's `eval_results`, with the loss as "eval_loss", for callbacks such as
+    `EarlyStopping`, `ReduceLROnPlateau` and `LossMonitor`, in any order in the list. The run's `history.evaluations`
+    has all of them, by step and under the same names. The global generators of torch (CPU), numpy and random are
+    restored after an evaluation, so training continues as without it.
 
-    Callbacks that do not override the older event names get the evaluation's events. With more than one process each
-    has the callback, and its share of the data. Arguments without a line here are those of `StepLoop.evaluate`.
+    Callbacks get the evaluation's events unless they override one without `on_train_` or `on_eval_`. With more than one
+    process, each has the callback and a share of the data. Arguments not listed here are those of `StepLoop.evaluate`.
 
     Args:
         loader: a loader or SinkLoader; not the SinkLoader that the run trains on.
-        every_epochs: evaluate after so many epochs, or after the epochs listed (from 1); default 1, or none if
+        every_epochs: evaluate every so many epochs, or after the listed epochs (from 1); default 1, or never if
             `every_steps` is given.
-        every_steps: evaluate after exactly so many steps; sinks shrink to meet them.
+        every_steps: evaluate every so many steps exactly; sinks shrink to end there.
 
     Raises:
         TypeError, ValueError: an argument that cannot be used.
@@ -58,7 +58,7 @@ class Evaluation(Callback):
     """
 
     comes_first = on_all_ranks = True
-    evaluate: Callable[..., dict[str, Any]] | None = None  # instead of the loop's evaluator
+    evaluate: Callable[..., dict[str, Any]] | None = None  # used instead of the loop's evaluator
 
     @explains_other_names()
     def __init__(
@@ -78,7 +78,7 @@ class Evaluation(Callback):
         if every_epochs is not None:
             check_epochs("every_epochs", every_epochs)
         check_bool("ema", ema)
-        make_metrics(metrics)  # a name that is none is told now, and not after the first epoch
+        make_metrics(metrics)  # an unknown name raises now, and not after the first epoch
         self._dataset, self._metrics, self._forward, self._ema = loader, metrics, forward, ema
         self._every_epochs, self._every_steps = every_epochs, every_steps
         self._loader: Any = None
@@ -87,7 +87,7 @@ class Evaluation(Callback):
 
     @property
     def result_names(self) -> list[str]:
-        """Names of the results, as monitors see them."""
+        """Names of the results that callbacks can monitor."""
         return ["eval_loss", *make_metrics(self._metrics)]
 
     def steps_to_boundary(self, step_count: int) -> int | None:
@@ -95,7 +95,7 @@ class Evaluation(Callback):
 
     def on_train_begin(self, run_context: RunContext) -> None:
         self._evaluated_at, loop = None, run_context.original_args().loop
-        with loop.runner.wrappers.over(self._dataset):  # what cannot be evaluated is told now, too
+        with loop.runner.wrappers.over(self._dataset):  # a loader that cannot be used raises now
             if self._ema and loop.state.average is None:
                 loop.ema_model()
 
@@ -124,13 +124,13 @@ class Evaluation(Callback):
         return epoch in every
 
     def _run(self, arguments: RunArguments) -> None:
-        if self._loader is None:  # persistent workers live as long as the run
+        if self._loader is None:  # kept, so that persistent workers live as long as the run
             self._loader = self._closing.enter_context(arguments.loop.runner.wrappers.over(self._dataset))
         if self._loader is not self._dataset:
-            self._loader.is_last_epoch = True  # no batch is made ahead for an evaluation that is an epoch away
+            self._loader.is_last_epoch = True  # the next evaluation is too far away to make batches for it now
         members = [one for one in arguments.list_callback if not older_events(one)]
         evaluate = self.evaluate or partial(arguments.loop.runner.evaluator(self._ema).evaluate, forward=self._forward)
-        draws = global_random_state()  # training goes on with the draws that it would have had
+        draws = global_random_state()  # training must draw the same numbers as without an evaluation
         try:
             with waits_watched():
                 results = evaluate(self._loader, self._metrics, callbacks=members)
@@ -138,20 +138,21 @@ class Evaluation(Callback):
             set_global_random_state(draws)
         self._evaluated_at = step = arguments.cur_step_num
         evaluations = arguments.history.evaluations
-        others = arguments.eval_results if evaluations and evaluations[-1][0] == step else {}  # of this step
+        # Another evaluation of this step, such as on another loader, keeps its results.
+        others = arguments.eval_results if evaluations and evaluations[-1][0] == step else {}
         evaluations.append((step, monitored(results)))
         arguments.eval_results = {**(others or {}), **evaluations[-1][1]}
         arguments.history.host_syncs += 1
 
 
 def check_epochs(name: str, epochs: Any) -> None:
-    """Raise unless `epochs` is a count of epochs, or a list of their numbers."""
+    """Raise unless `epochs` is a number of epochs, or a list of epochs' numbers."""
     for number in epochs if isinstance(epochs, (list, tuple, set)) else [epochs]:
         check_count(name, number, minimum=1)
 
 
 class _PlateauCallback(Callback):
-    """Follows a value from epoch to epoch; all processes go by that of rank 0."""
+    """Base of callbacks that judge a value at each epoch's end; all processes use the value of rank 0."""
 
     on_all_ranks = True
 
@@ -167,8 +168,8 @@ class _PlateauCallback(Callback):
         self._forget()
 
     def _forget(self) -> None:
-        """Know nothing of any run; a subclass may begin one without calling this."""
-        self._seen: bool | None = None  # nobody has looked yet
+        """Reset the state of the run; a subclass that overrides on_train_begin may not call this."""
+        self._seen: bool | None = None  # whether the value was found; None before the first epoch's end
 
     def on_train_begin(self, run_context: RunContext) -> None:
         self._forget()
@@ -186,7 +187,7 @@ class _PlateauCallback(Callback):
             self._judge(value, run_context)
 
     def _judge(self, value: float, run_context: RunContext) -> None:
-        """Decide by the value of an epoch."""
+        """Act on the value of an epoch."""
         raise NotImplementedError
 
     def on_train_end(self, run_context: RunContext) -> None:
@@ -204,13 +205,13 @@ class EarlyStopping(_PlateauCallback):
 
     Args:
         monitor: name of an evaluation result ("eval_loss", a metric), or "loss" for the last step's training loss.
-        min_delta: least change that counts as an improvement.
-        patience: epochs without improvement that are still accepted.
-        verbose: print when it stops.
+        min_delta: smallest change that counts as an improvement.
+        patience: the run ends after so many epochs without improvement.
+        verbose: print when it ends the run.
         mode: "min", "max", or "auto": "max" for names with "acc" or "top" in them.
-        baseline: patience is only renewed by values that also improve on it.
-        restore_best_weights: put the weights of the best epoch back at the end, unless the run was stopped by something
-            else: what is saved then has to be what it reached.
+        baseline: only values better than this restart the count of epochs.
+        restore_best_weights: restore the weights of the best epoch at the end of the run, unless something else stopped
+            it: a checkpoint must then hold the latest weights.
     """
 
     def __init__(
@@ -233,7 +234,7 @@ class EarlyStopping(_PlateauCallback):
         self._stopped = False
 
     def _improves(self, value: float, reference: float) -> bool:
-        """Whether `value` is better by more than the least change that counts."""
+        """Whether `value` is better than `reference` by more than `min_delta`."""
         return (reference - value if self._mode == "min" else value - reference) > self._min_delta
 
     def _judge(self, value: float, run_context: RunContext) -> None:
@@ -260,15 +261,15 @@ class EarlyStopping(_PlateauCallback):
 
 
 class ReduceLROnPlateau(_PlateauCallback):
-    """Lowers the learning rate when a value has stopped improving, as torch's scheduler of this name does.
+    """Lowers the learning rate when a value has stopped improving, as torch's scheduler of the same name does.
 
-    Arguments without a line here are those of `EarlyStopping`.
+    Arguments not listed here are those of `EarlyStopping`.
 
     Args:
-        factor: the rate is multiplied by it; below 1.
-        verbose: print when it acts.
-        cooldown: epochs after a reduction in which nothing is counted.
-        min_lr: the rate never goes below.
+        factor: the learning rate is multiplied by it; below 1.
+        verbose: print when it lowers the rate.
+        cooldown: epochs after a reduction that do not count as epochs without improvement.
+        min_lr: lower bound of the rate.
 
     Raises:
         ValueError: `factor` is not below 1.
@@ -289,7 +290,7 @@ class ReduceLROnPlateau(_PlateauCallback):
             raise ValueError(f"factor={factor!r}: the rate is multiplied by it, so pass a number below 1")
         check_count("cooldown", cooldown, minimum=0)
         super().__init__(monitor, mode, patience, verbose)
-        # As in MindSpore and Keras, `patience` counts the epoch that acts, and `cooldown` the one after it.
+        # As in MindSpore and Keras, `patience` includes the epoch of the reduction, and `cooldown` the one after it.
         self._options: dict[str, Any] = {
             "factor": factor,
             "patience": self._patience - 1,

@@ -1,4 +1,4 @@
-"""`data_sink`: a function that takes its batches from the queue, many steps a call."""
+"""`data_sink`: binds a step function to a dataset, so that one call runs many steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch_sink.loop.core.batches import call_with
 from torch_sink.loop.engines.jit import JitConfig, jit_with
 
 _END = object()
-# By the id of a SinkLoader, the function that it serves, which holds it.
+# id of a SinkLoader -> the DataSink that uses it, and keeps it alive.
 _bound: weakref.WeakValueDictionary[int, DataSink] = weakref.WeakValueDictionary()
 
 
@@ -21,11 +21,11 @@ def data_sink(
     """Bind a step function to a dataset.
 
     Args:
-        fn: called as `fn(*batch)`; the whole step, optimizer included.
-        dataset: a loader or SinkLoader. It is traversed endlessly; calls continue where the last one ended. A
-            SinkLoader serves one function at a time: until the result is closed or gone.
-        sink_size: steps a call, at least 1.
-        jit_config: compile `fn` with it; default not at all.
+        fn: the whole step, optimizer included; called as `fn(*batch)`.
+        dataset: a loader or SinkLoader, which is read over and over; a call continues where the last one ended. A
+            SinkLoader can be bound to one function at a time, until the result is closed or collected.
+        sink_size: steps per call, at least 1.
+        jit_config: how to compile `fn`; None does not compile it.
 
     Returns:
         A function without arguments that runs `sink_size` steps and returns the last step's output.
@@ -48,7 +48,7 @@ def data_sink(
 
 
 class DataSink:
-    """What `data_sink` returns; call it, and `close()` it to stop the queue."""
+    """The result of `data_sink`: call it to run steps; `close()` stops the queue."""
 
     def __init__(self, fn: Callable[..., Any], dataset: Any, sink_size: int, config: JitConfig | None) -> None:
         from torch_sink.sink import SinkLoader
@@ -56,7 +56,7 @@ class DataSink:
         self._function = fn if config is None else jit_with(fn, config)
         self._sink_size, self._own = sink_size, not isinstance(dataset, SinkLoader)
         self._loader = SinkLoader(dataset) if self._own else dataset
-        if _bound.setdefault(id(self._loader), self) is not self:  # each of two would see a part of its batches
+        if _bound.setdefault(id(self._loader), self) is not self:  # two functions would share its batches
             raise ValueError(
                 "the SinkLoader is bound to another function; close() that data_sink first, or make another"
             )
@@ -70,7 +70,7 @@ class DataSink:
         return output
 
     def close(self) -> None:
-        """Stop the queue, if `data_sink` made it; else leave it to others. Idempotent."""
+        """Stop the queue, unless it belongs to a SinkLoader of the user. Idempotent."""
         if self._own:
             self._loader.close()
         if _bound.get(id(self._loader)) is self:

@@ -1,4 +1,4 @@
-"""Evaluations of one network: metrics on the device, one host sync a pass; what was compiled and recorded is kept."""
+"""Evaluation and prediction with one network: metrics on the device, one host sync per pass."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from torch.utils.data import DataLoader, Dataset
 
 from torch_sink.errors import add_note
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, ranks_in_context, tell
-from torch_sink.loop.core.batches import call_with, epoch_length, map_tensors
-from torch_sink.loop.core.loaders import Wrappers
+from torch_sink.loop.core.batches import Wrappers, call_with, epoch_length, map_tensors
 from torch_sink.loop.engines.build import Inference, Settings
 from torch_sink.loop.metrics import Loss, MeanMetric, collect_results, make_metrics
-from torch_sink.loop.step.forward import ForwardPass, Function, Judged
+from torch_sink.loop.step.precision import ForwardPass, Function, Judged
 from torch_sink.loop.step.train_state import TrainState
 
-_KEPT = 8
+_KEPT = 8  # evaluation functions whose compiled code and graphs are kept
 
 
 class Evaluator:
     """Evaluates and predicts with one network, without the wrapper of DistributedDataParallel.
 
-    Judged by `eval_network(*batch)` -> (loss, output, labels), the training loop's `forward`, or `loss_fn`.
+    A batch is evaluated by `eval_network(*batch)` -> (loss, output, labels), by the training loop's `forward`, or by
+    `loss_fn`. Compiled code and graphs are kept from one evaluation to the next.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class Evaluator:
         callbacks: Iterable[Callback] = (),
         sink_mode: bool = True,
     ) -> dict[str, Any]:
-        """The results by name of one pass over a loader or SinkLoader, which it leaves where it was.
+        """Evaluates one pass over a loader or SinkLoader, whose position stays as it was; returns the results by name.
 
-        Callbacks get step events once for the pass (`sink_mode`), or once a batch.
+        Callbacks get step events once for the pass (`sink_mode`), or once per batch.
         """
         metrics = make_metrics(metrics)
         if self._trains and forward is None:
@@ -65,7 +65,7 @@ class Evaluator:
         if self._has_loss or forward is not None:
             metrics.setdefault("loss", Loss())
         with self._wrappers.over(dataset) as loader, loader.whole_pass():
-            if self._ranks.sharded:  # a forward pass gathers the weights from all ranks
+            if self._ranks.sharded:  # each forward pass gathers the weights from all ranks
                 self._ranks.check_lengths(epoch_length(loader), None)
             self._ranks.share_buffers()
             about = RunArguments(
@@ -79,7 +79,7 @@ class Evaluator:
                 return self._run(judge, loader, about, event)
 
     def compile_ahead(self, dataset: Any) -> None:
-        """Compile and record what `evaluate` will run; dataset and random generators are left as they were."""
+        """Compile and capture what `evaluate` will run; dataset and random generators stay as they were."""
         judge = self._judge(None)
         with (
             self._wrappers.over(dataset) as loader,
@@ -87,27 +87,27 @@ class Evaluator:
             evaluating(self._evaluated),
             judge.running(loader),
         ):
-            for batch in islice(batches, 3):  # unrecorded, on trial, recorded
+            for batch in islice(batches, 3):  # uncaptured, trial, captured
                 judge(batch)
 
     def predict(self, inputs: tuple[Any, ...]) -> Any:
-        """Outputs of the network, in memory of their own."""
+        """Outputs of the network, in memory that no later call overwrites."""
         _check_inputs(inputs)
         if self._predictor is None:
             self._predictor = Inference(self._outputs, self._network, self._settings)
         inputs = map_tensors(lambda tensor: tensor.to(self._settings.device), inputs)
         with evaluating(self._network), self._predictor.running(None):
             own = torch.clone if self._predictor.reuses_results else lambda tensor: tensor
-            return map_tensors(own, self._predictor(inputs))  # the outputs themselves have to be gone by now
+            return map_tensors(own, self._predictor(inputs))  # the original outputs must be freed here
 
     def explain(self) -> list[str]:
-        """How evaluations run, and what ran in a lower mode; empty before the first."""
+        """The modes of evaluations, and why some ran in a lower mode, as lines; empty before the first evaluation."""
         modes = sorted({judge.mode for judge in self._judges.values()})
         lines = [f"note on evaluation: {line}" for line in self._settings.reasons.lines()]
         return [*(f"evaluation: mode {mode}" for mode in modes), *lines]
 
     def close(self) -> None:
-        """Release what the device holds, and leave the network as it was found."""
+        """Free compiled code, graphs and loaders, and remove the hooks of mixed precision."""
         for inference in (*self._judges.values(), self._predictor):
             if inference is not None:
                 inference.close()
@@ -120,13 +120,13 @@ class Evaluator:
         self, judge: Inference, loader: Any, arguments: RunArguments, event: Callable[[str], None]
     ) -> dict[str, Any]:
         metrics, sink_mode, samples = arguments.metrics, arguments.dataset_sink_mode, 0
-        # The next batch takes the place of this one, and the next replay that of these results.
+        # The next replay overwrites these results, and the next batch this one, which a metric may keep.
         keeps = judge.reuses_results or not all(isinstance(metric, MeanMetric) for metric in metrics.values())
         copies = keeps and self._ranks.device.type != "cpu"
         for metric in metrics.values():
             metric.reset()
             if isinstance(metric, nn.Module):
-                metric.to(self._ranks.device)  # torchmetrics: the states go where the outputs are
+                metric.to(self._ranks.device)  # metrics of torchmetrics move to the device of the outputs
         event("on_eval_begin")
         event("on_eval_epoch_begin")
         named: dict[str, Loss] = {}
@@ -152,7 +152,7 @@ class Evaluator:
                 event("on_eval_step_end")
         if sink_mode:
             event("on_eval_step_end")
-        if self._ranks.many and self._trains:  # a rank without a batch does not know what is averaged
+        if self._ranks.many and self._trains:  # a rank without a batch does not know the names
             names = sorted({name for names in self._ranks.gather([*named]) for name in names})
             named = {name: named.get(name, Loss()) for name in names}
         results = collect_results({**named, **metrics}, self._ranks, samples)
@@ -162,7 +162,7 @@ class Evaluator:
         return results
 
     def _judge(self, forward: Function | None) -> Inference:
-        """What makes Judged of a batch; made anew unless it is among the latest few."""
+        """The function that evaluates a batch; the latest few are kept."""
         key = forward if isinstance(forward, Hashable) else id(forward)
         if key not in self._judges:
             function, trains = forward or self._function, self._trains and forward is None
@@ -199,7 +199,7 @@ def _check_inputs(inputs: tuple[Any, ...]) -> None:
 
 
 def _check_blind(metrics: dict[str, Any]) -> None:
-    """Raise if a metric needs more than the loss that a training loop's `forward` returns."""
+    """Raise ValueError if a metric needs outputs and labels, which a training loop's `forward` does not return."""
     if blind := [name for name, metric in metrics.items() if not isinstance(metric, Loss)]:
         raise ValueError(
             f"metrics {', '.join(blind)} need outputs and labels, and this loop's forward= returns a loss; "
@@ -208,13 +208,13 @@ def _check_blind(metrics: dict[str, Any]) -> None:
 
 
 def monitored(results: dict[str, Any]) -> dict[str, Any]:
-    """The results under the names that monitors use: "eval_loss" for the loss."""
+    """The results under the names that callbacks monitor: "eval_loss" for the loss."""
     return {("eval_loss" if name == "loss" else name): value for name, value in results.items()}
 
 
 @contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; each module's mode is put back."""
+    """A context with the network in evaluation mode and without gradients; every module's mode is restored."""
     modes = [(module, module.training) for module in network.modules()]
     network.eval()
     try:

@@ -1,4 +1,4 @@
-"""Metrics, which keep their state on the device until the end, when one collective and one copy make numbers of it."""
+"""Metrics with their state on the device, and their results: one collective and one copy to the host per pass."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ _log = logging.getLogger("torch_sink")
 
 
 class MeanMetric:
-    """Mean of a value over samples, whose sums add up over the ranks; subclasses say which value."""
+    """Base of metrics that are the mean of a value over all samples of all ranks."""
 
     def __init__(self) -> None:
         self._state: Tensor | None = None
 
     def reset(self) -> None:
-        """Forget all samples."""
+        """Drop all samples."""
         self._state = None
 
     def add(self, total: Tensor, count: int) -> None:
-        """Take in the sum of `count` samples: float32 or float64 [] on the device."""
+        """Add the sum of a value over `count` samples: `total` is float32 or float64 [] on the device."""
         if self._state is None:
             self._state = torch.zeros(2, dtype=torch.float64, device=total.device)
         self._state[0].add_(total.detach())
         self._state[1].add_(count)
 
     def sums(self) -> Tensor:
-        """The sum over samples and their number: float64 [2] on the device."""
+        """The sum of the value, and the number of samples: float64 [2] on the device."""
         return torch.zeros(2, dtype=torch.float64, device="cpu") if self._state is None else self._state
 
     def compute_from(self, sums: Tensor) -> Tensor:
-        """The mean that belongs to what `sums` returned: float64 []; NaN without samples."""
+        """The mean for a result of `sums`: float64 []; NaN without samples."""
         return sums[0] / sums[1]
 
     def compute(self) -> Tensor:
@@ -48,15 +48,15 @@ class MeanMetric:
 
 
 class Loss(MeanMetric):
-    """Mean loss over samples; a batch counts by its size."""
+    """Mean loss over samples; each batch is weighted by its size."""
 
     def update(self, loss: Tensor, batch_size: int) -> None:
-        """Take in the mean loss of a batch, or one value a sample."""
+        """Add the mean loss of a batch, or a loss of one value per sample."""
         self.add(loss.mean() * batch_size, batch_size)
 
 
 class TopK(MeanMetric):
-    """Share of samples whose label is among the k best scores."""
+    """Share of samples whose label is among the k highest scores."""
 
     def __init__(self, k: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class TopK(MeanMetric):
         self._has_warned = False
 
     def update(self, output: Tensor, *labels: Tensor) -> None:
-        """Take in scores [batch, classes, ...] and labels: int [batch, ...], or one-hot or soft [batch, classes]."""
+        """Add scores [batch, classes, ...] and labels: int [batch, ...], or one-hot or soft [batch, classes, ...]."""
         if not isinstance(output, Tensor) or output.dim() < 2:
             got = list(output.shape) if isinstance(output, Tensor) else f"a {type(output).__name__}"
             raise ValueError(
@@ -92,10 +92,10 @@ class TopK(MeanMetric):
 def make_metrics(metrics: Any) -> dict[str, Any]:
     """Turn the `metrics` argument (None, a set or list of names, or name -> object) into name -> metric.
 
-    A metric has `reset()`, `update(output, *labels)` and `compute()`. With more than one process, one that also has
-    `sums()` (a tensor that adds up over the ranks) and `compute_from(sums)` is computed from the sums of all ranks.
-    Metrics of torchmetrics reduce themselves. Of any other one, the ranks' values are averaged, weighted by samples:
-    exact for means over samples only.
+    A metric has `reset()`, `update(output, *labels)` and `compute()`. With more than one process, a metric that also
+    has `sums()` (a tensor to add over the ranks) and `compute_from(sums)` is computed from the sums of all ranks.
+    Metrics of torchmetrics reduce themselves. For any other metric, the result is the ranks' values averaged by number
+    of samples, which is exact for means over samples only.
     """
     if metrics is None:
         return {}
@@ -120,9 +120,12 @@ def make_metrics(metrics: Any) -> dict[str, Any]:
 
 
 def collect_results(metrics: dict[str, Any], ranks: Ranks, samples: int) -> dict[str, Any]:
-    """Python numbers by name; every rank calls it with the samples of its share, and gets the same numbers.
+    """Computes the results by name, as Python numbers; every rank calls this and gets the same numbers.
 
-    What a metric computes that is no number or tensor of one element stays as it is; NaN on a rank without a share.
+    A result that is no number or tensor of one element stays as it is; on a rank without samples it is NaN.
+
+    Args:
+        samples: number of samples that this rank has evaluated.
     """
     values: dict[str, Any] = {}
     shares: dict[str, Tensor] = {}
@@ -132,8 +135,8 @@ def collect_results(metrics: dict[str, Any], ranks: Ranks, samples: int) -> dict
         elif not ranks.many or _reduces_itself(metric):
             values[name] = metric.compute()
         else:
-            # A rank without a share has no value, and what divides by the number of samples would fail. What kind of
-            # value the others have it cannot know: all of them put a share in the table.
+            # A rank without samples cannot compute a value, nor know whether the value of others is a number: all
+            # metrics have a share in the table.
             values[name] = value = metric.compute() if samples else math.nan
             shares[name] = torch.zeros(2, dtype=torch.float64, device=ranks.device)
             if samples and _is_number(value):
@@ -154,7 +157,7 @@ def _adds_up(metric: Any) -> bool:
 
 
 def _sums_over_ranks(shares: dict[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
-    """In one collective."""
+    """Adds all shares over the ranks, in one collective."""
     if not ranks.many or not shares:
         return shares
     table = torch.cat([share.to(ranks.device, torch.float64).flatten() for share in shares.values()])
@@ -168,7 +171,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _reduces_itself(metric: Any) -> bool:
-    """Metrics of torchmetrics gather their states when they compute, unless they are told not to."""
+    """Whether a metric gathers its state from all ranks, as those of torchmetrics do unless `sync_on_compute=False`."""
     own = any(base.__module__.partition(".")[0] == "torchmetrics" for base in type(metric).__mro__)
     return own and bool(getattr(metric, "sync_on_compute", True))
 
@@ -183,7 +186,7 @@ def _warn_of_mean(kind: str) -> None:
 
 
 def _on_host(values: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Tensors of one element, also in nested containers, as Python numbers: all come to the host in one copy."""
+    """Replaces tensors of one element, also in nested containers, by Python numbers, in one copy to the host."""
     leaves, structure = torch.utils._pytree.tree_flatten(values)
     places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.numel() == 1]
     if places:

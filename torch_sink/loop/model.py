@@ -1,4 +1,4 @@
-"""The MindSpore-style face of the loop: Model."""
+"""`Model`: training, evaluation and prediction with the interface of MindSpore's class of this name."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from torch_sink.thread_waits import host_sync_allowed
 
 
 class Model:
-    """Trains, evaluates and predicts; all of it compiled and captured as a StepLoop's steps are.
+    """Trains, evaluates and predicts, compiled and captured as by a StepLoop.
 
-    Arguments without a line here are those of `StepLoop`, `amp_level` is its `amp`.
+    Arguments not listed here are those of `StepLoop`; `amp_level` is its `amp`.
 
     Args:
         network: on its device. Without `loss_fn` it returns the loss itself and is called with the batch: a tuple or
@@ -34,7 +34,7 @@ class Model:
         optimizer: needed by `train` and `fit`.
         metrics: a set of "accuracy", "top5" and "loss", or name -> object with `reset`, `update(output, *labels)` and
             `compute`; needed by `eval` and `fit`.
-        mode: default what `jit_config` asks for.
+        mode: as for `StepLoop`; default the mode of `jit_config`.
         jit_config: how to compile; default eager code on the CPU, compiled and captured on CUDA.
         eval_network: `eval_network(*batch)` -> (loss, output, labels), used by `eval` instead of `network`.
 
@@ -79,7 +79,7 @@ class Model:
         self._evaluator = loop.runner.make_evaluator(loop.state.judging(loop.ranks.inner, None), eval_network)
 
     def __repr__(self) -> str:
-        """What is trained, by what, and how."""
+        """Network or StepLoop, and metrics."""
         trained = type(self._network).__name__ if self._optimizer is None else repr(self._loop)
         return f"Model({trained}, metrics={list(self._metrics)})"
 
@@ -123,12 +123,11 @@ class Model:
 
         Args:
             epoch: number of the last epoch.
-            train_dataset: a loader, or a SinkLoader, whose own `batches_per_epoch` does not count here.
-            callbacks: called once per host return, or per step with `dataset_sink_mode=False`.
-            dataset_sink_mode: whether a whole epoch runs between host returns.
-            sink_size: steps in an epoch; -1 for the whole dataset: one pass, whatever a SinkLoader was made with.
-                Without effect if `dataset_sink_mode` is False.
-            initial_epoch: number of epochs done before.
+            train_dataset: a loader or SinkLoader; the latter's `batches_per_epoch` has no effect here.
+            callbacks: called once per host sync, or per step with `dataset_sink_mode=False`.
+            dataset_sink_mode: whether a whole epoch runs between host syncs.
+            sink_size: steps per epoch; -1 for one pass of the dataset. No effect if `dataset_sink_mode` is False.
+            initial_epoch: number of epochs that were trained before.
 
         Raises:
             TypeError, ValueError: an argument that cannot be used, or batches that are not (x, y) for a loss function.
@@ -156,11 +155,11 @@ class Model:
         sink_size: int = -1,
         initial_epoch: int = 0,
     ) -> RunHistory:
-        """Train, and evaluate in between.
+        """Train, and evaluate after epochs.
 
         Args:
             valid_dataset: evaluated before on_train_epoch_end; the results are in the context's `eval_results`.
-            valid_frequency: evaluate every so many epochs, or after the epochs listed.
+            valid_frequency: evaluate every so many epochs, or after the listed epochs.
             valid_dataset_sink_mode: see `eval`.
 
         The other arguments are those of `train`.
@@ -206,11 +205,11 @@ class Model:
     def eval(
         self, valid_dataset: Any, callbacks: Callback | list[Callback] | None = None, dataset_sink_mode: bool = True
     ) -> dict[str, Any]:
-        """Evaluate; the metrics' states stay on the device, and come to the host once.
+        """Evaluate, with metrics on the device and one host sync.
 
         Args:
             valid_dataset: a loader or SinkLoader of (x, y) batches.
-            callbacks: eval step events come once for the pass, or per batch with `dataset_sink_mode=False`.
+            callbacks: eval step events are called once per pass, or once per batch with `dataset_sink_mode=False`.
             dataset_sink_mode: see `callbacks`.
 
         Returns:
@@ -237,16 +236,15 @@ class Model:
     def build(self, train_dataset: Any = None, valid_dataset: Any = None) -> None:
         """Compile ahead of time what `train`, `fit` and `eval` will run; evaluations are captured too.
 
-        One batch of each dataset is made and computed with. Nothing is left of that: weights, statistics, random
-        generators and the positions in the data are as before. With more than one process, all of them call it.
+        This computes with one batch of each dataset. Weights, statistics, random generators and positions in the
+        data stay as they were. With more than one process, all of them call it.
 
         Args:
             train_dataset: as for `train`.
             valid_dataset: as for `eval`; needs metrics.
 
         Raises:
-            TypeError, ValueError: an argument that cannot be used, or a generator object, which cannot be traversed
-                twice.
+            TypeError, ValueError: an argument that cannot be used, or a generator object, which cannot be read twice.
         """
         if valid_dataset is not None:
             self._check_metrics("build with a valid_dataset")
@@ -258,7 +256,7 @@ class Model:
 
     @host_sync_allowed()
     def close(self) -> None:
-        """Release what the device holds. Idempotent."""
+        """Free graphs, compiled code and loaders, and remove the hooks of mixed precision. Idempotent."""
         self._evaluator.close()
         self._loop.close()
 
@@ -274,7 +272,7 @@ class Model:
 
 
 def _check_events(callbacks: list[Callback]) -> None:
-    """Raise for the older event names: training and evaluation could not be told apart."""
+    """Raise ValueError for events without `on_train_` or `on_eval_`, which mix up training and evaluation in `fit`."""
     for callback in callbacks:
         if older := older_events(callback):
             raise ValueError(
@@ -292,7 +290,7 @@ def _mode(config: JitConfig | None) -> str:
 
 
 def _check_two_columns(run_context: RunContext) -> None:
-    """Raise, before the first step of a sink, unless the dataset yields data and labels for a loss function."""
+    """Raise ValueError, before a sink, unless a batch is (data, labels), as a loss function needs."""
     batch = run_context.original_args().train_dataset_element
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         size = f" of {len(batch)}" if isinstance(batch, (tuple, list, dict)) else ""

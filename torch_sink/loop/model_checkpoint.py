@@ -1,4 +1,4 @@
-"""The callback that saves checkpoints in the course of a run: the newest, or the best by an evaluated value."""
+"""ModelCheckpoint: a callback that keeps the newest checkpoints of a run, or the best by an evaluation result."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _log = logging.getLogger("torch_sink")
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """When to save and how many to keep.
+    """When to save checkpoints, and how many to keep.
 
     Attributes:
-        save_checkpoint_steps: save at exactly every so many steps; sinks shrink to meet them. None: see below.
-        save_checkpoint_seconds: without `save_checkpoint_steps`, save at a sink's end when so many seconds have
-            passed since the last; 0 saves at each sink's end.
-        keep_checkpoint_max: keep the newest so many, 0 keeps all.
-        exception_save: also save, to a directory named `{prefix}_breakpoint-{step:08d}`, when an error ends the run
-            between two sinks: an error of a callback (such as NonFiniteLoss) or of the data. The error is raised all
-            the same. An error inside a step leaves nothing that could be saved.
+        save_checkpoint_steps: save every so many steps exactly; sinks shrink to end there. None saves by time.
+        save_checkpoint_seconds: without `save_checkpoint_steps`, save at the end of a sink if so many seconds have
+            passed since the last checkpoint; 0 saves after each sink.
+        keep_checkpoint_max: how many of the newest checkpoints to keep; 0 keeps all.
+        exception_save: also save, to a directory named `{prefix}_breakpoint-{step:08d}`, when an error of a callback
+            (such as NonFiniteLoss) or of the data ends the run between two sinks. The error is raised afterwards. After
+            an error inside a step there is no consistent state to save.
 
     Raises:
-        TypeError, ValueError: not of the type, or below the least allowed.
+        TypeError, ValueError: a value of another type, or below its minimum.
     """
 
     save_checkpoint_steps: int | None = None
@@ -52,23 +52,23 @@ class CheckpointConfig:
 
 
 class ModelCheckpoint(Callback):
-    """Writes what `StepLoop.save` writes, to directories named `{prefix}-{step:08d}`.
+    """Saves checkpoints as `StepLoop.save` does, to directories named `{prefix}-{step:08d}`.
 
-    A run that is stopped by a signal is saved at the step it reached. With `monitor` it saves after each evaluation
-    that is among the best `keep`, nothing else, and removes the others; a resumed run knows those before it. To have
-    both, pass two callbacks with a prefix each.
+    A run that a signal stops is saved at its last step. With `monitor`, only the best `keep` evaluations are saved, and
+    worse checkpoints are deleted; a resumed run takes the ones before it into account. For both kinds of checkpoints,
+    pass two callbacks with different prefixes.
 
     Args:
-        prefix: of the directories' names.
-        directory: where they go; it is made if it is missing.
-        config: when to save; default at each sink's end. Not with `monitor`.
+        prefix: first part of the directories' names.
+        directory: parent of the directories; created if it is missing.
+        config: when to save; default at the end of each sink. Not with `monitor`.
         monitor: name of an evaluation result ("eval_loss", or a metric of an `Evaluation`), or None.
         mode: "min" if a smaller value is better, "max" if a larger one is. NaN is worse than any number.
-        keep: how many of the best are kept.
+        keep: how many of the best checkpoints to keep.
 
     Raises:
         TypeError, ValueError: an argument that cannot be used; in a run, `monitor` is misspelled.
-        OSError: the directory cannot be written to; found before the first step.
+        OSError: the directory cannot be written to; raised before the first step.
     """
 
     on_all_ranks = True
@@ -103,8 +103,8 @@ class ModelCheckpoint(Callback):
         self._prefix, self._directory = prefix, Path(directory)
         self._config = config or CheckpointConfig()
         self._monitor, self._sign, self._keep = monitor, 1.0 if mode == "min" else -1.0, keep
-        self._best: list[tuple[float, Path]] = []  # the better, the smaller
-        self._judged: Any = None  # the results that were looked at last
+        self._best: list[tuple[float, Path]] = []  # (rank, path); smaller ranks are better
+        self._judged: Any = None  # the evaluation results that were handled last
         self._saved_step, self._saved_to = -1, Path()
         self._saved_at = 0.0
         self._context: RunContext | None = None
@@ -119,13 +119,13 @@ class ModelCheckpoint(Callback):
         arguments = run_context.original_args()
         if arguments.loop.ranks.rank == 0:
             self._directory.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=self._directory).close()  # now, and not after hours
+            tempfile.TemporaryFile(dir=self._directory).close()  # an error comes now, and not after hours
         if self._monitor is not None:
             check_monitor(self._monitor, arguments.list_callback)
             self._best = self._saved_before(arguments.loop.step_count)
 
     def _saved_before(self, step_count: int) -> list[tuple[float, Path]]:
-        """The best checkpoints of the run that is resumed."""
+        """The best checkpoints of a run that is resumed, with their ranks."""
         found = [path for path in list_checkpoints(self._directory, self._prefix) if step_of(path) <= step_count]
         values = [(path, monitored_value(path, str(self._monitor))) for path in found]
         return [(self._rank_of(value), path) for path, value in values if value is not None]
@@ -137,7 +137,7 @@ class ModelCheckpoint(Callback):
         self._keep_the_best(run_context)
 
     def _keep_the_best(self, run_context: RunContext) -> None:
-        """Save after an evaluation that nobody has looked at, if its result is among the best."""
+        """Save after a new evaluation, if its result is among the best."""
         arguments = run_context.original_args()
         results, before = arguments.eval_results, self._judged
         self._judged = results
@@ -187,12 +187,12 @@ class ModelCheckpoint(Callback):
             _log.warning("no checkpoint of the failed run: saving it failed too", exc_info=True)
 
     def _is_time(self, ranks: Ranks) -> bool:
-        """Whether enough time has passed, by the clock of any rank: all write a checkpoint, or none."""
+        """Whether enough time has passed on any rank, so that all ranks save or none does."""
         due = time.monotonic() - self._saved_at >= self._config.save_checkpoint_seconds
         return ranks.any_of([due])[0] if ranks.many and self._config.save_checkpoint_seconds else due
 
     def _save(self, arguments: RunArguments, prefix: str | None = None, **about: Any) -> Path:
-        """Save, unless this callback has done so at this step; returns where it lies."""
+        """Save, unless this callback has saved this step; returns the path of the checkpoint."""
         state = arguments["loop"].state
         if state.step_count == self._saved_step:
             return self._saved_to

@@ -1,4 +1,4 @@
-"""Callbacks that show what a run does: LossMonitor, TimeMonitor, ProgressBar, History, SummaryCollector."""
+"""Callbacks that show the progress of a run: LossMonitor, TimeMonitor, ProgressBar, History, SummaryCollector."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch_sink.loop.core.arguments import check_choice, check_count
 
 
 def show(text: str, *, error: bool = False) -> None:
-    """Print a line; where a tqdm bar runs, above it."""
+    """Print a line, above a tqdm bar if there is one."""
     stream = sys.stderr if error else sys.stdout
     tqdm: Any = getattr(sys.modules.get("tqdm"), "tqdm", None)
     if getattr(tqdm, "_instances", None):
@@ -24,21 +24,21 @@ def show(text: str, *, error: bool = False) -> None:
 
 
 class _ResultsMonitor(Callback):
-    """Looks for results of evaluations, from whichever callback."""
+    """Base of callbacks that show evaluation results."""
 
     _known: Any = None
 
     def _new_results(self, arguments: RunArguments) -> dict[str, Any]:
-        """Those that were not there when this was asked last."""
+        """The evaluation results, if they are new since the last call."""
         known, self._known = self._known, arguments.eval_results
         return {} if self._known is known else self._known or {}
 
 
 class LossMonitor(_ResultsMonitor):
-    """Prints the loss with the step's number in its epoch, and watches every step for NaN and infinity.
+    """Prints the loss and the step's number in its epoch, and checks every step for NaN and infinity.
 
     Args:
-        per_print_times: print about every so many steps, at the next host sync; 0 prints no losses.
+        per_print_times: print the loss about every so many steps, at the next host sync; 0 prints no losses.
         on_nonfinite: "raise", "warn" or "ignore". Steps whose update was skipped for overflow do not count.
 
     Raises:
@@ -78,7 +78,7 @@ class LossMonitor(_ResultsMonitor):
             self._suspects[first + index] = float(arguments.losses[index])
         skipped = {first + index for index in arguments.overflows.nonzero().flatten().tolist()}
         for step, loss in list(self._suspects.items()):
-            update = -(-step // accumulate) * accumulate  # its loss is no news if this update is skipped
+            update = -(-step // accumulate) * accumulate  # the step does not count if this update is skipped
             if update > arguments.cur_step_num:
                 continue
             del self._suspects[step]
@@ -94,10 +94,10 @@ class LossMonitor(_ResultsMonitor):
 
 
 class TimeMonitor(Callback):
-    """Prints the time of each epoch and of a step, in training and in evaluation.
+    """Prints the time of each epoch and its mean per step, in training and in evaluation.
 
     Args:
-        data_size: steps to divide by; default the steps executed in the epoch.
+        data_size: number of steps for the mean; default the executed steps of the epoch.
         data_time: also print how long the training loop waited for batches.
     """
 
@@ -126,9 +126,9 @@ class TimeMonitor(Callback):
 
 
 class ProgressBar(Callback):
-    """Shows the run's executed steps and the last loss: a tqdm bar where tqdm is installed, else one line a return.
+    """Shows the executed steps and the last loss: as a tqdm bar if tqdm is installed, else as a line per host sync.
 
-    In a log file the bar is one line, complete when the run ends. A resumed run goes on where it was interrupted.
+    In a log file the bar is one line, written when the run ends. A resumed run continues at the interrupted step.
     """
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ class ProgressBar(Callback):
             from tqdm.auto import tqdm
         except ImportError:
             return
-        # A log file would keep every state of the bar: there it is drawn at the beginning and at the end.
+        # A log file would keep every update of the bar, so there it is drawn at the beginning and at the end only.
         is_log = not sys.stderr.isatty() and "ipykernel" not in sys.modules
         pauses = {"mininterval": math.inf, "maxinterval": math.inf} if is_log else {}
         done = arguments.loop.progress.steps
@@ -163,10 +163,10 @@ class ProgressBar(Callback):
 
 
 class History(Callback):
-    """Keeps, per epoch, the last loss and the evaluation results.
+    """Keeps the last loss and the evaluation results of each epoch.
 
     Attributes:
-        epoch: name -> list with one entry an epoch; "epoch" holds the epochs' numbers.
+        epoch: name -> list with one entry per epoch; "epoch" holds the epochs' numbers.
     """
 
     def __init__(self) -> None:
@@ -188,10 +188,10 @@ class History(Callback):
 class SummaryCollector(_ResultsMonitor):
     """Writes loss, learning rates, overflows, metrics and evaluation results for TensorBoard.
 
-    Every inner step has its point, although the host sees them only at a sink's end.
+    Every step has a point, although the host reads them only at a sink's end.
 
     Args:
-        summary_dir: where the event files go.
+        summary_dir: folder of the event files.
         collect_freq: write every so many steps.
 
     Raises:

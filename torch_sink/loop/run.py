@@ -13,11 +13,9 @@ import torch
 from torch_sink.common.containers import leaves as leaves_of
 from torch_sink.errors import SinkError, add_hints, add_note
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, ranks_in_context, tell
-from torch_sink.loop.core.batches import epoch_length, tensors_among
-from torch_sink.loop.core.history import RunHistory, SinkRecord
+from torch_sink.loop.core.batches import Sink, epoch_length, tensors_among
+from torch_sink.loop.core.history import RunHistory, SinkResults
 from torch_sink.loop.core.host_sync import watch_host_syncs
-from torch_sink.loop.core.loaders import Sink
-from torch_sink.loop.signals import signals_asked_for
 from torch_sink.loop.step.step import Engine, check_device
 from torch_sink.loop.step.train_state import TrainState
 from torch_sink.thread_waits import host_sync_allowed
@@ -27,7 +25,7 @@ UNKNOWN_EPOCH_SINK = 1000
 
 
 class TrainingRun:
-    """Executes a run over a SinkLoader; made by `StepLoop.run` and used once.
+    """Executes one run over a SinkLoader, for `StepLoop.run`.
 
     Invariant: between `Engine.begin` and `Engine.end` nothing here waits for the device.
     """
@@ -46,7 +44,7 @@ class TrainingRun:
         steps_per_sync: int,
         **fields: Any,
     ) -> None:
-        """A run of so many epochs of so many batches; `fields` are further ones of the RunContext."""
+        """Prepare a run of `epochs` epochs with `batches` batches each; `fields` are added to the RunContext."""
         self._state, self._loader, self._signals, self._note = state, loader, signals, note
         self.device = state.device  # for timelines
         self._callbacks = sorted(callbacks, key=lambda one: not one.comes_first)
@@ -57,7 +55,8 @@ class TrainingRun:
         self._cut_off = False
         self._leaves: list[Any] | None = None  # of the latest batch; None where they are not known
         self._next_epoch: Iterator[Any] | None = None
-        self._returns_on = {"GracefulExit", *(signal.Signals(number).name for number in signals_asked_for(callbacks))}
+        asked_for = (signal.Signals(number).name for callback in callbacks for number in callback.stop_signals)
+        self._returns_on = {"GracefulExit", *asked_for}
         self._host_syncs_before = 0
         self._began = time.perf_counter()
         self._waited = 0.0
@@ -76,7 +75,7 @@ class TrainingRun:
         self._context = RunContext(self._arguments)
 
     def execute(self, prepare: Callable[[int], Engine]) -> RunHistory:
-        """Run to the end, to a stop, or to an error, which is raised after the steps before it are recorded."""
+        """Run to the end, to a stop, or to an error, which is raised once the history has the steps before it."""
         self._check_ranks()
         engine = prepare(self._limit())
         self._host_syncs_before = engine.host_syncs
@@ -100,8 +99,10 @@ class TrainingRun:
         return self.history
 
     def _check_ranks(self) -> None:
-        """Raise on all ranks unless all have the callbacks for which the others would wait, or make longer sinks."""
-        names = [type(one).__qualname__ for one in self._callbacks if one.on_all_ranks or _ends_sinks(one)]
+        """Raise on all ranks unless they agree on the callbacks that wait for other ranks or end sinks."""
+        ends_any = Callback.steps_to_boundary
+        shared = (one for one in self._callbacks if one.on_all_ranks or type(one).steps_to_boundary is not ends_any)
+        names = [type(one).__qualname__ for one in shared]
         if self._state.ranks.many and any(other != names for other in self._state.ranks.gather(names)):
             raise ValueError(
                 f"the ranks have different callbacks, this one {', '.join(names) or 'none'}; callbacks that save, "
@@ -119,7 +120,7 @@ class TrainingRun:
         self._event("on_train_epoch_end")
 
     def _train_epoch(self, engine: Engine) -> bool:
-        """Train to the end of the epoch (True) or to a stop in the middle of it (False)."""
+        """Train until the epoch ends (True), or until a stop inside it (False)."""
         iterator, batch = self._open_epoch()
         if self._next_epoch is not None:
             return True
@@ -131,15 +132,20 @@ class TrainingRun:
             if self._cut_off or batch is _END:
                 return not self._cut_off
             if self._finished():
-                return self._remaining() == 0 and self._is_at_the_end(iterator)
+                if self._remaining() != 0:
+                    return False
+                if self._fetch(iterator) is _END:
+                    return True
+                self._loader.give_back()
+                return False
             batch = self._fetch(iterator)
 
     def _open_epoch(self) -> tuple[Iterator[Any], Any]:
-        """The epoch's iterator and first batch.
+        """Returns the epoch's iterator and first batch.
 
-        A checkpoint may lie at the very end of an epoch, before its end was seen: what `len(loader)` says is no proof,
-        for broken samples are left out and streams may be longer. The loader, when resumed there, goes on with the next
-        epoch: its batch is given back, and the iterator kept for that one.
+        A checkpoint may be from the last step of an epoch, before its end was seen: `len(loader)` does not prove the
+        end, because broken samples are left out and streams may be longer. A loader that is resumed there continues
+        with the next epoch. Its first batch is then given back, and the iterator is kept for that epoch.
         """
         resumed = self._state.progress.epoch_steps > 0
         before = self._loader.state_dict()["epoch"] if resumed else None
@@ -149,12 +155,6 @@ class TrainingRun:
             self._loader.give_back()
             self._next_epoch = iterator
         return iterator, batch
-
-    def _is_at_the_end(self, iterator: Iterator[Any]) -> bool:
-        if self._fetch(iterator) is _END:
-            return True
-        self._loader.give_back()
-        return False
 
     def _sink(self, engine: Engine, iterator: Iterator[Any], batch: Any) -> None:
         state, progress = self._state, self._state.progress
@@ -185,7 +185,7 @@ class TrainingRun:
             progress.epoch_steps += executed
             progress.steps += executed
         if self._failure is not None and state.ranks.many:
-            raise self._failure  # the other ranks are at another step: there is nothing to agree on
+            raise self._failure  # the other ranks are at another step, so there is no common sink to finish
         with host_sync_allowed():
             self._finish_sink(engine.end(executed, began), engine)
 
@@ -199,8 +199,12 @@ class TrainingRun:
         iteration = state.step_count = state.step_count + 1
         first, last = (iteration - 1) % state.accumulate == 0, iteration % state.accumulate == 0
         watched, engine.watches_next_step = engine.watches_next_step, False
+
+        def note_wait(place: str, what: str) -> None:
+            self._note(f"the step makes the host wait for the device at {place}: {what}")
+
         try:
-            with watch_host_syncs(self._note_wait) if watched else nullcontext():
+            with watch_host_syncs(note_wait) if watched else nullcontext():
                 engine.step(batch, leaves, first=first, last=last)
         except Exception as error:
             shapes = [f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}" for tensor in tensors]
@@ -208,35 +212,32 @@ class TrainingRun:
             add_hints(error)
             raise
 
-    def _note_wait(self, place: str, what: str) -> None:
-        self._note(f"the step makes the host wait for the device at {place}: {what}")
-
-    def _finish_sink(self, record: SinkRecord, engine: Engine) -> None:
-        self.history.add(record)
+    def _finish_sink(self, results: SinkResults, engine: Engine) -> None:
+        self.history.add(results)
         self.history.seconds = time.perf_counter() - self._began
         self.history.host_syncs += 1 + engine.host_syncs - self._host_syncs_before
         self._host_syncs_before = engine.host_syncs
         self._arguments.update(
             cur_step_num=self._state.step_count,
             inside_sink=False,
-            net_outputs=record.losses[-1],
-            losses=record.losses,
-            overflows=record.overflows,
-            learning_rates=record.learning_rates,
-            step_metrics=record.metrics,
+            net_outputs=results.losses[-1],
+            losses=results.losses,
+            overflows=results.overflows,
+            learning_rates=results.learning_rates,
+            step_metrics=results.metrics,
         )
-        self._state.overflows.add(record, self._state.step_count)
+        self._state.overflows.add(results, self._state.step_count)
         self._event("on_train_step_end")
 
     def _fetch(self, iterator: Iterator[Any]) -> Any:
-        """The next batch, `_END` at the epoch's end, and also at an error, which is kept for after the sink."""
+        """Returns the next batch; `_END` at the epoch's end and at an error, which is raised after the sink."""
         began = time.perf_counter()
         try:
             batch = next(iterator, _END)
             self._leaves = getattr(iterator, "leaves", None)  # of the SinkLoader's own iterator: found in the slot
             return batch
         except Exception as error:
-            # A terminal's Ctrl-C kills the workers too; their death is then no news.
+            # Ctrl-C in a terminal kills the workers too, so after a signal their error is not raised.
             self._cut_off = True
             self._failure = None if self._signals else error
             return _END
@@ -260,12 +261,12 @@ class TrainingRun:
         return max(0, self._epoch_length - self._state.progress.epoch_steps)
 
     def _finished(self) -> bool:
-        """Whether nothing is left to do, or what asks for a stop: a signal to any rank, or a callback on any rank."""
+        """Whether the run is complete, or a signal or a callback on any rank asks for its end."""
         state = self._state
         signalled, requested = bool(self._signals), self._context.get_stop_requested()
         interrupted = not self._returns_on.issuperset(self._signals)
         if state.ranks.many:
-            # What came to one rank holds for all: they stop after the same sink, or the others would wait for ever.
+            # All ranks stop after the same sink, or the others would wait forever.
             flags = [signalled, interrupted, requested]
             signalled, interrupted, requested = state.ranks.agree_on_rates(flags, state.optimizer)
         self._is_interrupted = interrupted
@@ -281,7 +282,3 @@ class TrainingRun:
         except torch.OutOfMemoryError as error:
             add_hints(error)
             raise
-
-
-def _ends_sinks(callback: Callback) -> bool:
-    return type(callback).steps_to_boundary is not Callback.steps_to_boundary

@@ -1,9 +1,12 @@
-"""What runs a training and evaluates it: an engine, evaluators, and SinkLoaders, which are kept from run to run."""
+"""Runs trainings and evaluations, and keeps engine, evaluators and SinkLoaders from run to run."""
 
 from __future__ import annotations
 
 import logging
-from contextlib import nullcontext
+import signal
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,15 +15,13 @@ import torch
 from torch import nn
 
 from torch_sink.loop.callbacks import Callback
-from torch_sink.loop.core.batches import epoch_length
+from torch_sink.loop.core.batches import Wrappers, epoch_length
 from torch_sink.loop.core.distributed import forget_shardings
 from torch_sink.loop.core.history import Progress, Reasons, RunHistory
-from torch_sink.loop.core.loaders import Wrappers
 from torch_sink.loop.engines.build import Settings, build_engine
 from torch_sink.loop.evaluation import Evaluator
 from torch_sink.loop.run import TrainingRun
 from torch_sink.loop.saving import LoaderPositions
-from torch_sink.loop.signals import stop_signals
 from torch_sink.loop.step.precision import make_precision
 from torch_sink.loop.step.step import Engine
 from torch_sink.loop.step.train_state import TrainState
@@ -31,19 +32,19 @@ _log = logging.getLogger("torch_sink")
 
 
 class Runner:
-    """Trains and evaluates a TrainState by the settings of a loop.
+    """Trains and evaluates a TrainState with the settings of a loop.
 
     Attributes:
-        engine: of the steps; None before the first run and after a state was loaded.
+        engine: runs the steps; None before the first run and after a state was loaded.
         wrappers: the SinkLoaders over plain loaders.
-        positions: of the loaders of runs.
+        positions: the positions of loaders in their data.
     """
 
     def __init__(self, state: TrainState, settings: Settings) -> None:
         self.state, self.settings = state, settings
         self.engine: Engine | None = None
         self.wrappers, self.positions = Wrappers(state.device), LoaderPositions()
-        self._evaluators: dict[bool, Evaluator] = {}  # of the model, and of its average (True)
+        self._evaluators: dict[bool, Evaluator] = {}  # False: of the model, True: of its average
 
     def train(
         self,
@@ -55,9 +56,13 @@ class Runner:
         timeline: str | Path | None = None,
         **options: Any,
     ) -> RunHistory:
-        """Train over a loader or SinkLoader, by epochs of `sink_size` batches: None for its own, -1 for one pass.
+        """Train over a loader or SinkLoader.
 
-        The other options are those of a `TrainingRun`. A resumed run that fails before its first step can be run again.
+        A resumed run that fails before its first step can be run again.
+
+        Args:
+            sink_size: batches per epoch; None for the SinkLoader's `batches_per_epoch`, -1 for one pass.
+            options: those of a `TrainingRun`.
         """
         state = self.state
         if state.optimizer is None:
@@ -89,7 +94,7 @@ class Runner:
 
     @host_sync_allowed()
     def prepare(self, longest_sink: int) -> Engine:
-        """The engine for sinks of up to `longest_sink` steps."""
+        """Build the engine, or make room in it for sinks of up to `longest_sink` steps."""
         if not self.state.model.training:
             _log.warning("the model is in eval mode; call model.train() before the run unless that is meant")
         if self.engine is None:
@@ -98,9 +103,9 @@ class Runner:
         return self.engine
 
     def compile_ahead(self, dataset: Any) -> None:
-        """Run forward and backward pass of one batch, so that everything compiled of them is compiled.
+        """Run forward and backward pass of one batch, so that their compilation is done.
 
-        Weights, gradients, statistics, random generators and the position in the data are left as they were.
+        Weights, gradients, statistics, random generators and the position in the data stay as they were.
         """
         engine, device = self.prepare(1), self.state.device
         generators = torch.random.fork_rng([device] if device.type == "cuda" else [])
@@ -108,10 +113,10 @@ class Runner:
             engine.training_step.rehearse(self.state.model, next(batches))
 
     def evaluator(self, ema: bool = False) -> Evaluator:
-        """What evaluates the model, or its average; kept with all that was compiled and captured."""
+        """The evaluator of the model, or of its average (`ema`), with the compiled code and graphs that it keeps."""
         state = self.state
         if ema:
-            state.ranks.share_buffers()  # before the average copies them
+            state.ranks.share_buffers()  # before ema_model() copies them
         network = state.ema_model() if ema else state.ranks.inner
         if ema not in self._evaluators:
             own = state.precision
@@ -120,12 +125,12 @@ class Runner:
         return self._evaluators[ema]
 
     def make_evaluator(self, state: TrainState, eval_network: nn.Module | None = None) -> Evaluator:
-        """An evaluator of the model in `state`, with the mode and the memory of the training; the caller closes it."""
+        """Make an evaluator of the model in `state`, with the training's mode and graph memory; close it after use."""
         settings = replace(self.settings, reasons=Reasons())
         return Evaluator(state, settings, self.wrappers, eval_network=eval_network)
 
     def explain(self) -> list[str]:
-        """How the steps run, and why, in lines for a reader."""
+        """Mode, precision and state of the training, and remarks on what ran differently, as lines of text."""
         mode, settings = self.engine.mode if self.engine is not None else "not started", self.settings
         lines = [f"mode: {mode} (asked for {settings.mode!r}, device {self.state.device})", *self.state.describe()]
         if (memory := settings.memory).graphs:
@@ -134,13 +139,13 @@ class Runner:
         return lines + [line for evaluator in self._evaluators.values() for line in evaluator.explain()]
 
     def drop_engine(self) -> None:
-        """Release the engine, which the next run makes anew."""
+        """Close the engine; the next run builds another."""
         if self.engine is not None:
             self.engine.close()
         self.engine = None
 
     def close(self) -> None:
-        """Release what the device holds and leave the model as it was found. Idempotent."""
+        """Free graphs, compiled code and loaders, and remove the hooks of mixed precision. Idempotent."""
         self.drop_engine()
         for evaluator in self._evaluators.values():
             evaluator.close()
@@ -148,3 +153,39 @@ class Runner:
         self.state.precision.close()
         if self.state.ranks.sharded:
             forget_shardings()
+
+
+@contextmanager
+def stop_signals(callbacks: Iterable[Callback]) -> Iterator[list[str]]:
+    """A context with a list of the names of signals that arrive: SIGINT, SIGTERM and the callbacks' `stop_signals`.
+
+    At the end, also after an error, the former handlers are restored. A SIGINT or SIGTERM that no callback lists then
+    has its usual effect: KeyboardInterrupt, the end of the process, or the user's handler. A second SIGINT raises
+    KeyboardInterrupt at once. Signals that the process ignores, such as SIGINT in a background job, stay ignored. Other
+    threads than the main thread get an empty list.
+    """
+    received: list[str] = []
+
+    def handle(number: int, frame: Any) -> None:
+        if number == signal.SIGINT and received:
+            raise KeyboardInterrupt
+        received.append(signal.Signals(number).name)
+
+    asked_for = {number for callback in callbacks for number in callback.stop_signals}
+    usual = {number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN}
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    previous: dict[int, Any] = {}
+    try:
+        for number in (usual | asked_for) if in_main_thread else ():
+            previous[number] = signal.signal(number, handle)
+        yield received
+    except KeyboardInterrupt:
+        asked_for.add(signal.SIGINT)  # the second one has had its effect
+        raise
+    finally:
+        for number, handler in previous.items():
+            # None: the handler was not installed from Python, which cannot restore it.
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        for number in previous:
+            if number not in asked_for and signal.Signals(number).name in received:
+                signal.raise_signal(number)

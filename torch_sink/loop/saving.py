@@ -1,4 +1,4 @@
-"""Saving and resuming: a training as one dict of plain containers, its checkpoints, and its place in the data."""
+"""Saving and resuming: the state of a training as a dict, its checkpoints, and its position in the data."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from torch_sink.common import reference
 from torch_sink.common.random_state import Draws, global_draws, twister_state
 from torch_sink.errors import SinkError, add_hints, add_note
 from torch_sink.loop.checkpoints import SHARDS_FOLDER, newest_checkpoint, read_checkpoint, write_checkpoint
+from torch_sink.loop.core.batches import Sink, Wrappers, is_sink
 from torch_sink.loop.core.history import Progress
-from torch_sink.loop.core.loaders import Sink, Wrappers, is_sink
 from torch_sink.loop.step.train_state import TrainState
 
 _log = logging.getLogger("torch_sink")
@@ -27,9 +27,9 @@ OPTIONAL_PARTS = ("scheduler", "scaler", "average")
 
 
 def state_of(training: TrainState, draws: Draws | None = None) -> dict[str, Any]:
-    """Everything that the next step depends on, but the position in the data; tensors are not copied.
+    """Everything that the next step depends on, except the position in the data; tensors are not copied.
 
-    `draws` is a snapshot of the global generators, where one was taken already.
+    `draws` is a snapshot of the global generators, if there is one already.
     """
     model, ranks = training.model, training.ranks
     state: dict[str, Any] = {
@@ -43,7 +43,7 @@ def state_of(training: TrainState, draws: Draws | None = None) -> dict[str, Any]
         if training.optimizer is not None:
             state["optimizer"] = optimizer = training.optimizer.state_dict()
             optimizer["param_groups"] = _plain_numbers(optimizer["param_groups"])
-    # Buffers that state_dict() leaves out can still change from step to step, and all can differ from rank to rank.
+    # Buffers that state_dict() leaves out may change in a step, and all buffers may differ from rank to rank.
     saved = {} if ranks.size > 1 else state.get("model", {})
     hidden = {name: buffer for name, buffer in model.named_buffers() if name not in saved}
     state["other_buffers"] = {name: buffer.detach() for name, buffer in hidden.items()}
@@ -64,18 +64,18 @@ def state_of(training: TrainState, draws: Draws | None = None) -> dict[str, Any]
 
 
 def _plain_numbers(value: Any) -> Any:
-    """Python numbers for NumPy's, which weights_only refuses: a schedule with `np.cos` makes all rates such."""
+    """Replaces NumPy's numbers, as a schedule with `np.cos` makes them, by Python's: weights_only loads no others."""
     return torch.utils._pytree.tree_map_only(np.generic, np.generic.item, value)
 
 
 @torch.no_grad()
 def load_state(training: TrainState, state: dict[str, Any]) -> None:
-    """Put a state back, in place wherever a tensor exists.
+    """Load a state, in place for existing tensors.
 
-    Without an optimizer it is the model's, and the average's, that is put back; the rest belongs to the training.
+    A loop without an optimizer loads the states of model and average only.
 
     Raises:
-        ValueError: the state is that of a training with another `accumulate`, or other parts.
+        ValueError: the state is from a training with another `accumulate`, or with other parts.
     """
     if not isinstance(state, dict) or not {"accumulate", "progress", "random"} <= state.keys():
         raise ValueError(
@@ -115,7 +115,7 @@ def load_state(training: TrainState, state: dict[str, Any]) -> None:
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load a state, but keep the flags that say how this device computes: the state may come from another one."""
+    """Load a state, but keep the flags for this device: the state may come from another kind of device."""
     flags = ("capturable", "foreach", "fused", "differentiable")
     kept = [{name: group[name] for name in flags if name in group} for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
@@ -146,7 +146,7 @@ def save(
 
 
 def save_in_run(arguments: dict[str, Any], directory: str | Path, prefix: str, **about: Any) -> Path:
-    """`save` for a callback, by the arguments of its context, which then say so to the other callbacks."""
+    """Save a checkpoint from a callback, and note its step and path in the callback's context."""
     runner = arguments["loop"].runner
     path = save(runner.state, runner.positions, Path(directory), arguments["train_dataset"], prefix, about)
     arguments.update(last_save_ckpt_step=runner.state.step_count, latest_ckpt_file=str(path))
@@ -154,7 +154,7 @@ def save_in_run(arguments: dict[str, Any], directory: str | Path, prefix: str, *
 
 
 def resume(training: TrainState, positions: LoaderPositions, directory: Path, loader: Any, *, must_exist: bool) -> bool:
-    """Load the newest complete checkpoint; returns whether there is one. See `StepLoop.resume`."""
+    """Load the newest complete checkpoint; returns False if there is none. See `StepLoop.resume`."""
     newest = newest_checkpoint(directory)
     if newest is None:
         problem = f"there is no complete checkpoint in {directory.absolute()}"
@@ -183,7 +183,7 @@ def resume(training: TrainState, positions: LoaderPositions, directory: Path, lo
 
 
 def _copy_shards(training: TrainState, path: str, *, load: bool) -> None:
-    """Write the sharded model and optimizer, each rank its part, or read them, also as another number of ranks."""
+    """Write the shards of model and optimizer that this rank has, or read them, also with another number of ranks."""
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
     from torch.distributed.checkpoint.state_dict_loader import load as read
     from torch.distributed.checkpoint.state_dict_saver import save
@@ -201,7 +201,7 @@ def _copy_shards(training: TrainState, path: str, *, load: bool) -> None:
 
 
 def random_state(draws: Draws) -> dict[str, Any]:
-    """States of torch's, numpy's and Python's global generators, as tensors and plain containers."""
+    """A snapshot of the global generators of torch, numpy and random, as tensors and plain containers."""
     torch_state, numpy_state, python_state = draws
     words, *rest = twister_state(numpy_state)
     state: dict[str, Any] = {
@@ -215,7 +215,7 @@ def random_state(draws: Draws) -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Put back what `random_state` returned."""
+    """Put the global generators back to a snapshot of `random_state`."""
     torch.set_rng_state(state["torch"])
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
@@ -226,20 +226,20 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 
 class LoaderPositions:
-    """Remembers what a run was given, so that `save` and `resume` may be given the same.
+    """The positions of loaders, so that `save` and `resume` take the same loader as `run`.
 
-    `run` wraps a plain loader in a SinkLoader of the loop's; the position is that of the wrapper.
+    A run wraps a plain loader in a SinkLoader; its position is that of the wrapper.
     """
 
     def __init__(self) -> None:
         self._given: Callable[[], Any] = lambda: None
-        self._sink: Sink | None = None  # while a run goes on
+        self._sink: Sink | None = None  # during a run
         self._state: Any = None
         self._was_loaded = False
 
     @contextmanager
     def opened(self, given: Any, wrappers: Wrappers) -> Iterator[Sink]:
-        """The SinkLoader of a run: the given one, or a wrapper, which gets the state that was loaded for `given`."""
+        """A context with the SinkLoader of a run: `given` itself, or a wrapper with the position loaded for `given`."""
         with wrappers.over(given) as sink:
             if sink is not given and given is self._given() and self._was_loaded:
                 sink.load_state_dict(self._state)
@@ -247,15 +247,15 @@ class LoaderPositions:
             try:
                 yield sink
             finally:
-                # The wrapper will start over; its position is for a later `save`, but not over one loaded meanwhile.
+                # The wrapper will start over, so its position is kept for `save`, unless one was loaded meanwhile.
                 if self._sink is sink:
                     self._sink = self._state = None
                     if sink is not given:
-                        with suppress(Exception):  # a loader that failed may have none; the run's error is what counts
+                        with suppress(Exception):  # a loader that failed may have no position
                             self._state = sink.state_dict()
 
     def state(self, loader: Any, draws: Draws | None = None) -> Any:
-        """Position of `loader`, None if it has none yet."""
+        """The position of `loader`; None if it has none yet."""
         if self._sink is not None and (loader is self._sink or loader is self._given()):
             return self._sink.state_dict(draws)
         if is_sink(loader):
@@ -263,12 +263,12 @@ class LoaderPositions:
         return self._state if loader is self._given() else None
 
     def keep(self, loader: Any) -> None:
-        """A run that got nowhere ends: the next one begins where it began."""
-        with suppress(Exception):  # as above
+        """Keep the position for the next run, after a run without a step."""
+        with suppress(Exception):  # as in `opened`
             self.load(loader, self.state(loader))
 
     def load(self, loader: Any, state: Any) -> None:
-        """Put a position back, now or when a run wraps the loader."""
+        """Load a position, now or when a run wraps the loader."""
         if is_sink(loader):
             loader.load_state_dict(state)
         else:

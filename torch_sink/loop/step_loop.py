@@ -1,4 +1,4 @@
-"""StepLoop: trains any number of iterations per host sync."""
+"""StepLoop: trains many iterations per host sync."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ from torch_sink.thread_waits import host_sync_allowed
 class StepLoop:
     """Trains a model; the host waits for the device once per `steps_per_sync` iterations.
 
-    An iteration is one batch. On the CPU the default mode gives bit for bit what the plain PyTorch loop gives: same
-    losses, parameters, optimizer state and random draws. The model's train or eval state is the caller's, as there.
+    An iteration is one batch. On the CPU the default mode is bit-identical to a plain PyTorch loop: losses, parameters,
+    optimizer state and random numbers. As there, calling `model.train()` or `model.eval()` is up to you.
 
     Args:
         model: on its device, with float32 parameters. May be wrapped in DistributedDataParallel or sharded.
-        loss_fn: `loss_fn(model(x), y)` -> tensor of one element. Not called, and may be None, when `forward` is given.
-        optimizer: any dense torch.optim optimizer but LBFGS, of the model's parameters; None to evaluate and predict.
+        loss_fn: `loss_fn(model(x), y)` -> tensor of one element. Not called, and may be None, if `forward` is given.
+        optimizer: any dense torch.optim optimizer but LBFGS, for the model's parameters; None to evaluate and predict.
         steps_per_sync: iterations per host sync; -1 for a whole epoch.
-        amp: "O0" float32; "O1" autocast; "O2" autocast with low precision from layer to layer, normalization and loss
-            in float32; "O3" normalization in low precision too; "auto": O2 on an accelerator, O0 on the CPU.
+        amp: "O0" float32; "O1" autocast; "O2" autocast with low precision between layers, and normalization and loss in
+            float32; "O3" as "O2" with normalization in low precision; "auto" O2 on an accelerator, O0 on the CPU.
         amp_dtype: torch.bfloat16 or torch.float16.
         loss_scaler: "default" (dynamic for float16, none for bfloat16), None, or a scaler of `torch_sink.amp`.
         scheduler: a torch.optim.lr_scheduler, or None.
-        schedule: when the scheduler steps, to be given with one: "epoch" at each epoch's end, as in most tutorials;
-            "step" after each optimizer update, for schedules that count updates, such as OneCycleLR.
+        schedule: when the scheduler steps, required with one: "epoch" at each epoch's end, as in most tutorials; "step"
+            after each optimizer update, for schedules that count updates, such as OneCycleLR.
         clip_grad_norm: largest norm of the gradients, or None.
         accumulate: iterations per optimizer update; each loss is divided by it.
         ema: decay of a moving average of the weights, such as 0.999, or None; see `ema_model`.
         mode: "auto" ("graph" on CUDA, "eager" elsewhere), "eager", "compile" or "graph".
         jit_config: how "compile" and "graph" compile.
         forward: `forward(model, batch)` -> loss, or (loss, dict of named tensors), for batches that are not (x, y).
-        device: checked against the model's; default the model's.
+        device: raises if the model is on another device; default the model's.
 
     Attributes:
         step_count: iterations trained so far, in all runs.
-        history: of the latest run, also of one that was interrupted or failed; None before the first.
+        history: of the latest run, even if it was interrupted or failed; None before the first.
 
     Raises:
         TypeError, ValueError: an argument that cannot be used; the message says what can.
@@ -124,12 +124,12 @@ class StepLoop:
 
     @property
     def history(self) -> RunHistory | None:
-        """The history of the latest run, also of one that was interrupted or failed; None before the first."""
+        """The history of the latest run, even if it was interrupted or failed; None before the first."""
         return self.state.history
 
     @property
     def progress(self) -> Progress:
-        """How far the run under way, or the latest one, has come."""
+        """The numbers of epochs and steps of the current run, or of the latest one."""
         return self.state.progress
 
     @explains_other_names(
@@ -147,25 +147,25 @@ class StepLoop:
     ) -> RunHistory:
         """Train.
 
-        Ctrl-C and SIGTERM end the run after the current step: the loop, the loader's position and `loop.history` are
-        then those of a run of so many steps, and ModelCheckpoint saves them. After that, KeyboardInterrupt is raised,
-        and SIGTERM does what it does elsewhere. With an `OnRequestExit` for the signal, `run` returns instead.
+        Ctrl-C and SIGTERM end the run after the current step. The loop, the loader's position and `loop.history` are
+        then those of a run with so many steps, and ModelCheckpoint saves them. Afterwards KeyboardInterrupt is raised,
+        or SIGTERM has its usual effect. With an `OnRequestExit` for the signal, `run` returns instead.
 
         Args:
-            loader: a SinkLoader, or anything that one can wrap.
-            epochs: epochs of this run; after `resume`, of the interrupted run that is completed.
+            loader: a SinkLoader, or a loader that it can wrap.
+            epochs: epochs of this run; after `resume`, of the interrupted run, which is completed.
             callbacks: called in their order.
-            max_steps: iterations of this run, counted as `epochs` are.
-            timeline: where to write a page that shows what ran when; see `torch_sink.timeline`.
+            max_steps: iterations of this run, or of the interrupted one.
+            timeline: path of a page that shows what ran when; see `torch_sink.timeline`.
 
         Returns:
-            Every iteration's loss, learning rate and overflow.
+            The loss, learning rate and overflow of every iteration.
 
         Raises:
             KeyboardInterrupt: Ctrl-C, see above.
             SinkError: 1,000 optimizer updates in a row overflowed, or a signal stopped another rank.
-            ValueError, TypeError: the batch, loss or model does not fit, or the ranks' epochs differ in length; the
-                message says what does.
+            ValueError, TypeError: the batch, loss or model cannot be used, or the ranks' epochs differ in length; the
+                message says what can.
         """
         check.check_count("epochs", epochs, minimum=0)
         if max_steps is not None:
@@ -188,25 +188,25 @@ class StepLoop:
         forward: Callable[[nn.Module, Any], Any] | None = None,
         ema: bool = False,
     ) -> dict[str, Any]:
-        """Evaluate the whole of a loader, in the mode and precision of training, with one host sync.
+        """Evaluate one pass over a loader, in the mode and precision of training, with one host sync.
 
-        With more than one process all of them call it, each with its share, of any length; all get the same results.
-        A SinkLoader is left where it was. For evaluations during a run see `torch_sink.Evaluation`.
+        With more than one process, all of them call it, each with a share of any length; all get the same results. The
+        position of a SinkLoader does not change. For evaluations during a run see `torch_sink.Evaluation`.
 
         Args:
-            loader: a SinkLoader, or anything that one can wrap.
+            loader: a SinkLoader, or a loader that it can wrap.
             metrics: a set of "accuracy", "top5" and "loss", or name -> object with `reset`, `update(output, *labels)`
                 and `compute`, such as those of torchmetrics.
-            forward: `forward(model, batch)` -> (loss or None, output, labels); default `loss_fn(model(x), *labels)` of
-                batches (x, labels), or the means of what the loop's own `forward` returns.
+            forward: `forward(model, batch)` -> (loss or None, output, labels); default `loss_fn(model(x), *labels)` for
+                batches (x, *labels), or the loop's `forward`, whose loss and named values are averaged.
             ema: evaluate the averaged weights.
 
         Returns:
             "loss" and the metrics, as Python numbers.
 
         Raises:
-            TypeError, ValueError: a batch or a metric that does not fit.
-            SinkError: `ema=True`, and the loop was made without `ema`.
+            TypeError, ValueError: a batch or a metric that cannot be used.
+            SinkError: `ema=True`, but the loop was made without `ema`.
 
         Examples:
             >>> model = torch.nn.Linear(3, 2)
@@ -217,24 +217,24 @@ class StepLoop:
         return self.evaluator(ema).evaluate(loader, metrics, forward=forward)
 
     def evaluator(self, ema: bool = False) -> Evaluator:
-        """What evaluates the model, or its average; kept with all that was compiled and captured."""
+        """The evaluator of the model, or of its average (`ema`), with the compiled code and graphs that it keeps."""
         return self.runner.evaluator(ema)
 
     def predict(self, *inputs: Any, ema: bool = False) -> Any:
-        """Outputs of the model, or with `ema` of its average, for one batch, in evaluation mode without gradients."""
+        """Outputs of the model, or of its average (`ema`), for one batch, in evaluation mode without gradients."""
         return self.evaluator(ema).predict(inputs)
 
     @host_sync_allowed()
     def state_dict(self) -> dict[str, Any]:
-        """Model, optimizer, scheduler, scaler, average, random generators and progress; tensors are not copied.
+        """The state of model, optimizer, scheduler, scaler, average, random generators and progress, without copies.
 
-        Without model and optimizer if the model is sharded: `save` writes the shards.
+        The states of a sharded model and its optimizer are missing: `save` writes their shards.
         """
         return state_of(self.state)
 
     @host_sync_allowed()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where the state was taken; the next `run` completes the interrupted one."""
+        """Load a state of `state_dict`; the next `run` completes the interrupted one."""
         load_state(self.state, state)
         self.runner.drop_engine()
 
@@ -251,9 +251,9 @@ class StepLoop:
 
         Args:
             directory: parent of the checkpoint's directory `{prefix}-{step:08d}`.
-            loader: its position is saved too: what `run` was given.
+            loader: the loader of `run`, whose position is saved too.
             prefix: first part of the name.
-            about: plain values for its manifest, `complete.json`, such as a metric.
+            about: plain values for the manifest, `complete.json`, such as a metric.
 
         Returns:
             Path of the checkpoint.
@@ -265,9 +265,9 @@ class StepLoop:
         """Load the newest complete checkpoint under `directory`. With more than one process, all of them call it.
 
         Args:
-            directory: what `save` or ModelCheckpoint was given.
-            loader: gets its position back: what `run` will be given.
-            must_exist: raise if there is no checkpoint; otherwise a warning says so.
+            directory: the directory that was given to `save` or ModelCheckpoint.
+            loader: the loader for `run`, whose position is loaded too.
+            must_exist: raise if there is no checkpoint, instead of logging a warning.
 
         Returns:
             The step count; 0 if there is no checkpoint.
@@ -275,14 +275,14 @@ class StepLoop:
         Raises:
             FileNotFoundError: no complete checkpoint, and `must_exist`.
             NotADirectoryError, ValueError: `directory` is a file, or is itself a checkpoint.
-            RuntimeError: the checkpoint is of another model.
+            RuntimeError: the checkpoint is from another model.
         """
         if resume(self.state, self.runner.positions, Path(directory), loader, must_exist=must_exist):
             self.runner.drop_engine()
         return self.step_count
 
     def explain(self) -> str:
-        """How the steps run, and why: mode, precision, and everything that ran in a lower mode."""
+        """Mode, precision and state of the training, and why something ran in a lower mode, as text."""
         return "\n".join(self.runner.explain())
 
     @host_sync_allowed()
@@ -296,11 +296,11 @@ class StepLoop:
 
     @host_sync_allowed()
     def close(self) -> None:
-        """Release what the device holds and leave the model as it was found. Idempotent."""
+        """Free graphs, compiled code and loaders, and remove the hooks of mixed precision. Idempotent."""
         self.runner.close()
 
     def __repr__(self) -> str:
-        """What is trained, by what, how, and how far."""
+        """Model, optimizer, options and step count."""
         return (
             f"StepLoop({type(self.model).__name__}, {type(self.optimizer).__name__}, "
             f"steps_per_sync={self.steps_per_sync}, amp={self.state.precision.level!r}, mode={self.settings.mode!r}, "

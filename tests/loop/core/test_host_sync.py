@@ -164,7 +164,7 @@ UNSEEN: dict[str, tuple[str, Callable[[], Any]]] = {
     "synchronize": ("torch.cuda.synchronize", torch.cpu.synchronize),
     "pickle": ("pickling", lambda: pickle.dumps(X)),
     "address": ("by its address", lambda: ctypes.c_float.from_address(X.data_ptr()).value),
-    "kernel": ("waits inside a library's own kernels", in_a_librarys_kernel),
+    "kernel": ("waits inside kernels of a library", in_a_librarys_kernel),
     "device": ('not spelled "cpu"', lambda: X.to(torch.device("cpu"))),
     "numbers": ("tensors made from numbers", lambda: torch.tensor([1.0, 2.0], device=X.device)),
 }

@@ -16,7 +16,7 @@ from loop.engines.test_on_fake_cuda import OPTIMIZERS, assert_trained_alike, mak
 from loop.reference import make_batches, make_model, plain_loop
 from torch_sink.amp import DynamicLossScaler
 from torch_sink.loop import StepLoop
-from torch_sink.loop.engines.places import fingerprint
+from torch_sink.loop.engines.memory import fingerprint
 
 
 def compare_after(change: Any, make: Any = Wrapped, **options: Any) -> StepLoop:
@@ -88,7 +88,7 @@ def test_state_of_layers_that_begin_to_train_later_is_not_made_by_a_graph(fake_c
 
 
 class UsesALayerLate(Wrapped):
-    """A layer gets its first gradient in a step that would be recorded: what Python decides, no fingerprint sees."""
+    """A layer gets its first gradient in a step that would be captured: what Python decides, no fingerprint sees."""
 
     def __init__(self) -> None:
         super().__init__()

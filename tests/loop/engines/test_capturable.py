@@ -21,7 +21,7 @@ from torch_sink.amp import DynamicLossScaler
 from torch_sink.loop import LambdaCallback, Model, StepLoop, jit
 from torch_sink.loop.core.distributed import Ranks
 from torch_sink.loop.engines.build import Settings, resolve_modes
-from torch_sink.loop.engines.places import Places, address
+from torch_sink.loop.engines.memory import Places, address
 from torch_sink.loop.step.optimizers import make_capturable
 from torch_sink.sink import SinkLoader
 
@@ -72,7 +72,7 @@ def test_a_backward_pass_that_was_cut_off_leaves_ddp_ready_for_the_next() -> Non
     with pytest.raises(KeyError):
         functional.cross_entropy(wrapped(inputs), targets).backward()
     handle.remove()
-    Ranks(wrapped).cut_backward_off()
+    Ranks(wrapped).reset_reducer()
     gradients = []
     for module in (wrapped, wrapped, model):
         model.zero_grad()
@@ -200,7 +200,7 @@ def test_a_longer_sink_needs_no_new_engine(fake_cuda: FakeCuda) -> None:
     )
     torch.testing.assert_close(torch.cat(losses), expected, rtol=1e-5, atol=1e-6)
     assert loop.runner.engine is engine
-    assert model_calls == 3, "no step but those that are recorded"
+    assert model_calls == 3, "no step but those that are captured"
 
 
 def test_a_longer_sink_of_the_same_loader_is_read_from_a_longer_table(fake_cuda: FakeCuda) -> None:

@@ -75,7 +75,7 @@ def test_training_goes_on_after_a_capture_that_failed(fake_cuda: FakeCuda, monke
     model = Wrapped(lambda _, outputs: torch.cuda.current_stream().synchronize()).cuda()
     loop = make_loop(model=model, steps_per_sync=4)
     cuts: list[str] = []
-    monkeypatch.setattr(loop.ranks, "cut_backward_off", lambda: cuts.append("cut off"))
+    monkeypatch.setattr(loop.ranks, "reset_reducer", lambda: cuts.append("cut off"))
     run(loop, make_batches(10))
     assert "mode: eager" in loop.explain()
     assert "not permitted when stream is capturing (stream.synchronize)" in loop.explain(), "the cause itself"
@@ -190,7 +190,7 @@ def test_a_loader_that_ends_in_another_thread_waits_for_the_capture(
         assert arrived.wait(10)
 
     thread = threading.Thread(target=close)
-    CudaCapture(torch.device("cuda", 0)).record(body)
+    CudaCapture(torch.device("cuda", 0)).capture(body)
     thread.join(10)
     assert not thread.is_alive()
     assert fake_cuda.host_waits_seen[-1] == "torch.cuda.synchronize"

@@ -34,9 +34,9 @@ def on_cpu(model: Model, batches: list[Any] = VALID) -> dict[str, float]:
     return by_hand(network, batches)
 
 
-def recordings(evaluator: Any) -> int:
+def graphs(evaluator: Any) -> int:
     """Graphs that are kept."""
-    return sum(len(judge._recordings) for judge in evaluator._judges.values())
+    return sum(len(judge._graphs) for judge in evaluator._judges.values())
 
 
 def opened(kind: str, batches: list[Any]) -> Any:
@@ -49,7 +49,7 @@ def test_one_graph_and_one_wait_a_pass(fake_cuda: FakeCuda, kind: str) -> None:
     expected = on_cpu(model)
     with no_host_sync():
         assert model.eval(data) == pytest.approx(expected, abs=1e-6)
-    assert recordings(model._evaluator) == 1
+    assert graphs(model._evaluator) == 1
     fake_cuda.host_waits_seen.clear()
     fake_cuda.calls.clear()
     with no_host_sync():
@@ -107,7 +107,7 @@ def test_training_and_evaluating_from_graphs(fake_cuda: FakeCuda, kind: str, ste
         assert ours == pytest.approx(expected, abs=1e-4)
 
 
-def test_weights_that_have_moved_are_recorded_anew(fake_cuda: FakeCuda) -> None:
+def test_weights_that_have_moved_are_captured_again(fake_cuda: FakeCuda) -> None:
     model = make()
     model.eval(VALID)
     with torch.no_grad():
@@ -242,7 +242,7 @@ def test_build_captures_evaluations_ahead(fake_cuda: FakeCuda) -> None:
     model = make()
     with SinkLoader(VALID, slots=3) as loader:
         model.build(make_batches(4), loader)
-        assert recordings(model._evaluator) == 1
+        assert graphs(model._evaluator) == 1
         fake_cuda.calls.clear()
         results = model.eval(loader)
         assert fake_cuda.calls["aten::convolution"] == 1
@@ -263,7 +263,7 @@ def test_evaluations_of_different_things_do_not_share_their_graphs(fake_cuda: Fa
     for number in (*range(10), 0, 9):  # the first was forgotten meanwhile, the last was not
         results = loop.evaluate(VALID, metrics={"accuracy"}, forward=forwards[number])
         assert results == {"accuracy": expected, "loss": number}
-    assert recordings(loop.evaluator()) == 8
+    assert graphs(loop.evaluator()) == 8
     loop.close()
 
 

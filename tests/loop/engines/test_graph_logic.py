@@ -1,4 +1,4 @@
-"""The graph engine's logic on the CPU: a stand-in records nothing at capture and calls the function at replay."""
+"""The graph engine's logic on the CPU: a stand-in does nothing at capture and calls the function at replay."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from torch_sink.sink import SinkLoader
 
 
 class DirectCapture:
-    """Like a CUDA capture, executes nothing while it records; a replay calls the function."""
+    """Like a CUDA capture, executes nothing at capture; a replay calls the function."""
 
     def __init__(self) -> None:
-        self.recorded = self.replayed = self.resets = 0
+        self.captured = self.replayed = self.resets = 0
         self.fails = False
         self.memory = GraphMemory()  # which no graph holds
 
@@ -36,10 +36,10 @@ class DirectCapture:
     def trial(self, problems: list[str]) -> AbstractContextManager[Any]:
         return nullcontext()
 
-    def record(self, function: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, function: Callable[[], None]) -> Callable[[], None]:
         if self.fails:
             raise RuntimeError("operation not permitted when stream is capturing")
-        self.recorded += 1
+        self.captured += 1
 
         def replay() -> None:
             self.replayed += 1
@@ -139,10 +139,10 @@ def test_replays_equal_the_plain_loop(capture: DirectCapture, optimizer: Any, ac
     assert torch.equal(history.losses, plain[2])
     assert torch.equal(history.learning_rates, plain[3])
     # Three slots, and with accumulation two graphs for each; three steps of warm-up, a trial of each kind among them.
-    assert capture.recorded == 3 * accumulate
-    assert loader.pauses == accumulate + accumulate, "all slots are recorded in one pause"
+    assert capture.captured == 3 * accumulate
+    assert loader.pauses == accumulate + accumulate, "all slots are captured in one pause"
     assert capture.replayed == 24 - max(3, 2 + accumulate)
-    assert history.host_syncs == 6 + capture.recorded
+    assert history.host_syncs == 6 + capture.captured
     assert "mode: graph" in loop.explain()
     assert all(isinstance(group["lr"], float) for group in loop.optimizer.param_groups)
 
@@ -181,7 +181,7 @@ def test_batches_in_no_slot_are_staged(capture: DirectCapture) -> None:
     loop = make_loop(steps_per_sync=4)
     loop.run(batches)
     assert_equal_training((loop.model, loop.optimizer), reference(batches)[:2])
-    assert capture.recorded == 1
+    assert capture.captured == 1
     assert capture.replayed == 9 - 3
     assert "no static slot" in loop.explain()
 
@@ -273,7 +273,7 @@ def test_changed_group_option_captures_again(capture: DirectCapture) -> None:
         plain_loop(model, functional.cross_entropy, optimizer, batches[step : step + 4])
         optimizer.param_groups[0]["lr"] *= 0.5
     assert all(torch.equal(a, b) for a, b in zip(loop.model.parameters(), model.parameters(), strict=True))
-    assert capture.recorded == 6
+    assert capture.captured == 6
     assert "captured again" in loop.explain()
 
 
@@ -345,7 +345,7 @@ def test_cycled_betas_are_read_from_the_table(capture: DirectCapture, accumulate
         torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(history.losses, losses, rtol=1e-4, atol=1e-6)
     assert torch.equal(history.learning_rates, rates)
-    assert capture.recorded == 3 * accumulate, "a beta from the table asks for no new capture"
+    assert capture.captured == 3 * accumulate, "a beta from the table asks for no new capture"
     assert loop.optimizer.param_groups[0]["betas"] == optimizer.param_groups[0]["betas"]
     frozen = reference(batches, **{**options, "scheduler": _without_momentum})
     assert not torch.allclose(losses, frozen[2], rtol=1e-4, atol=1e-6), "cycling makes a difference here"
@@ -362,5 +362,5 @@ def test_momentum_that_only_the_host_can_read_is_not_frozen(capture: DirectCaptu
     loop = make_loop(steps_per_sync=5, optimizer=optimizer, **schedule)
     loop.run(RingLoader(batches))
     assert_equal_training((loop.model, loop.optimizer), reference(batches, optimizer=optimizer, **schedule)[:2])
-    assert capture.recorded == 0
+    assert capture.captured == 0
     assert "cycles momentum" in loop.explain()

@@ -282,11 +282,11 @@ def test_rates_that_stay_as_they_are_are_sent_once(fake_cuda: FakeCuda, schedule
     loop.close()
 
 
-def test_the_producer_is_parked_while_a_step_is_tried_and_recorded(
+def test_the_producer_is_parked_while_a_step_is_tried_and_captured(
     fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Looking for waits sets a mode of the process, and a recording forbids what a producer does."""
-    trial, record, parked = CudaCapture.trial, CudaCapture.record, list[tuple[str, bool]]()
+    """Looking for waits sets a mode of the process, and a capture forbids what a producer does."""
+    trial, capture, parked = CudaCapture.trial, CudaCapture.capture, list[tuple[str, bool]]()
 
     def look(name: str) -> None:
         asking = threading.Thread(target=lambda: parked.append((name, not is_free(gate))))
@@ -299,17 +299,17 @@ def test_the_producer_is_parked_while_a_step_is_tried_and_recorded(
         return is_taken
 
     monkeypatch.setattr(CudaCapture, "trial", lambda *arguments: (look("trial"), trial(*arguments))[1])
-    monkeypatch.setattr(CudaCapture, "record", lambda *arguments: (look("record"), record(*arguments))[1])
+    monkeypatch.setattr(CudaCapture, "capture", lambda *arguments: (look("capture"), capture(*arguments))[1])
     loop = make_loop(steps_per_sync=4)
     inputs, labels = map(torch.stack, zip(*[(batch[0][0], batch[1][0]) for batch in make_batches(40)], strict=True))
     with SinkLoader(DataLoader(TensorDataset(inputs, labels), batch_size=4, num_workers=1)) as loader:
         gate = loader._producer.gate
         loop.run(loader)
-    assert parked == [("trial", True), *[("record", True)] * 3]
+    assert parked == [("trial", True), *[("capture", True)] * 3]
     loop.close()
 
 
-def test_all_slots_are_recorded_at_the_first(fake_cuda: FakeCuda) -> None:
+def test_all_slots_are_captured_at_the_first(fake_cuda: FakeCuda) -> None:
     loop = make_loop(steps_per_sync=4)
     begun: list[int] = []
     note = LambdaCallback(on_train_step_end=lambda _: begun.append(fake_cuda.graphs_begun))

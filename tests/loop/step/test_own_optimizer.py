@@ -58,7 +58,7 @@ def test_its_steps_are_not_captured(mode: str, capture: DirectCapture) -> None: 
     batches = make_batches(8)
     with RingLoader(batches) as loader:
         loop, model, optimizer = train(loader, mode=mode)
-    assert capture.recorded == 0
+    assert capture.captured == 0
     assert "the step puts new tensors in the place of momentum of Replacing" in loop.explain()
     _, plain, other = train(batches, mode="eager")
     assert_equal_training((model, optimizer), (plain, other))

@@ -1,1 +1,1 @@
-"""What every part of the loop uses: arguments, ranks, waits for the device."""
+"""What every part of the loop uses: checks of arguments, batches, ranks, history, and watches for host syncs."""

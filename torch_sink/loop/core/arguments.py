@@ -1,4 +1,4 @@
-"""Checks of what a user hands over, each with a message that says what is allowed and what to do."""
+"""Checks of a user's arguments; each message says what is allowed and what to do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_bool(name: str, value: Any) -> None:
 
 
 def check_count(name: str, value: Any, *, minimum: int, special: int | None = None, meaning: str = "") -> None:
-    """Raise unless `value` is an int of at least `minimum`, or `special`, which has a meaning of its own."""
+    """Raise unless `value` is an int of at least `minimum`, or `special`, whose `meaning` the message names."""
     allowed = f"an int of at least {minimum}" + (f", or {special} for {meaning}" if special is not None else "")
     if isinstance(value, bool) or not isinstance(value, int):
         given = name if isinstance(value, (list, tuple, dict, torch.Tensor)) else f"{name}={value!r}"
@@ -37,7 +37,7 @@ def check_count(name: str, value: Any, *, minimum: int, special: int | None = No
 
 
 def check_model(model: Any, *, trains: bool) -> None:
-    """Raise TypeError unless `model` is a module, and ValueError if it `trains` and has no parameter that does."""
+    """Raise TypeError unless `model` is a module; ValueError if it `trains` but no parameter requires a gradient."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; pass a torch.nn.Module")
     if trains and not any(parameter.requires_grad for parameter in model.parameters()):
@@ -100,15 +100,8 @@ def check_schedule(schedule: Any, scheduler: Any) -> None:
         )
 
 
-def check_needs_no_optimizer(scheduler: Any, schedule: Any) -> None:
-    """Raise ValueError for options that change an optimizer, where there is none."""
-    if scheduler is not None or schedule is not None:
-        name = "scheduler" if scheduler is not None else "schedule"
-        raise ValueError(f"{name}= needs an optimizer; without one a loop evaluates and predicts only")
-
-
 def resolve_device(actual: torch.device, device: torch.device | str | None) -> torch.device:
-    """The device the loop runs on: where the model's parameters are, and nowhere else if `device` is given."""
+    """The device of the model's parameters (`actual`); raises ValueError if `device` is given and is another one."""
     if device is None:
         return actual
     try:
@@ -131,7 +124,7 @@ def check_optimizer_covers(model: nn.Module, optimizer: torch.optim.Optimizer) -
 
 
 def check_takes(name: str, function: Any, *arguments: str) -> None:
-    """Raise TypeError where a function cannot be called with so many arguments; one that hides what it takes passes."""
+    """Raise TypeError if a function cannot take these positional arguments; one without a signature passes."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -143,7 +136,7 @@ def check_takes(name: str, function: Any, *arguments: str) -> None:
 
 
 def check_functions(loss_fn: Any, forward: Any, *, trains: bool) -> None:
-    """Raise TypeError unless one of both computes the loss; to evaluate and predict, none has to."""
+    """Raise TypeError unless `loss_fn` or `forward` can compute the loss; without training both may be None."""
     if forward is not None and not callable(forward):
         raise TypeError(f"forward is a {type(forward).__name__}; pass a function of (model, batch)")
     if forward is not None:

@@ -1,14 +1,18 @@
-"""Loaders, and what lies in the batches that they give."""
+"""The loaders of a loop, and the tensors in their batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol, TypeGuard
 
+import torch
 from torch import Tensor
 
+from torch_sink.common import reference
 from torch_sink.common.containers import leaves, map_leaves
 
+KEPT = 3  # SinkLoaders over plain loaders, such as one to train and two to evaluate
 _CONSTANTS = (int, float, complex, str, bytes, type(None))
 
 
@@ -18,15 +22,15 @@ def tensors_among(leaves: list[Any]) -> list[Tensor]:
 
 
 def batch_tensors(batch: Any) -> list[Tensor]:
-    """The tensors of a batch, in order, from nested lists, tuples, dicts and dataclasses."""
+    """The tensors of a batch in order, including those in nested lists, tuples, dicts and dataclasses."""
     return tensors_among(leaves(batch))
 
 
 class UsualShape:
-    """The one shape of batches that is compiled or captured: the first, unless another soon proves to be the usual one.
+    """The shape of batches that is compiled or captured: that of the first batch, or one that soon replaces it.
 
-    A run may begin with an odd shape, as one that is resumed before the last batch of an epoch does. So a shape that
-    comes twice in a row, before the first has come again, takes its place.
+    A run may begin with an odd shape, such as that of an epoch's short last batch after a resume. So another shape
+    replaces the first one if it comes twice in a row before the first has come again.
     """
 
     def __init__(self) -> None:
@@ -35,11 +39,11 @@ class UsualShape:
         self._settled = False
 
     def knows(self, shape: Any) -> bool:
-        """Whether batches of this shape were the usual ones before."""
+        """Whether this has been the usual shape before the current batch."""
         return bool(shape == self._usual)
 
     def accepts(self, shape: Any) -> bool:
-        """Whether a batch has the usual shape; to be asked for every batch."""
+        """Whether a batch has the usual shape; has to be called for every batch."""
         if self._usual is None:
             self._usual = shape
         elif shape == self._usual:
@@ -51,24 +55,27 @@ class UsualShape:
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """A value like this one, with a function applied to the tensors in its containers."""
+    """Applies a function to every tensor of a value in nested containers."""
     return map_leaves(value, lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf)
 
 
 def batch_shapes(tensors: list[Tensor]) -> tuple[Any, ...]:
-    """Shapes, strides, dtypes and devices of a batch's tensors: where they are equal, compiled code can be shared."""
+    """Shapes, strides, dtypes and devices of a batch's tensors: batches that agree in them share compiled code."""
     return tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors)
 
 
 def batch_constants(leaves: list[Any]) -> tuple[Any, ...]:
-    """What a captured graph holds of a batch: the shapes and the like, and the numbers; an object equals no other."""
+    """The constants that a captured graph holds of a batch: `batch_shapes`, numbers and strings.
+
+    An object of another type stands for itself, equal to no other, so a batch with one is never the usual one.
+    """
     others = [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
     shapes = batch_shapes(tensors_among(leaves))
     return shapes, tuple(leaf if isinstance(leaf, _CONSTANTS) else object() for leaf in others)
 
 
 def call_with(function: Callable[..., Any], batch: Any) -> Any:
-    """A tuple's or list's members are positional arguments, a dict's are named ones; anything else is one argument."""
+    """Calls a function with a batch: a tuple or list as `*batch`, a dict as `**batch`, anything else as `batch`."""
     if isinstance(batch, dict):
         return function(**batch)
     if isinstance(batch, (tuple, list)):
@@ -77,8 +84,89 @@ def call_with(function: Callable[..., Any], batch: Any) -> Any:
 
 
 def epoch_length(loader: Any, batches: int | None = None) -> int | None:
-    """Steps in an epoch of so many batches, or in one pass of what a SinkLoader wraps, or None if it is not known."""
+    """The number of steps in an epoch: `batches`, else the length of a SinkLoader's loader; None if it has none."""
     try:
         return len(loader.loader) if batches is None else batches
     except TypeError:
+        return None
+
+
+class Sink(Protocol):
+    """The part of a SinkLoader that a loop uses."""
+
+    is_last_epoch: bool
+
+    @property
+    def loader(self) -> Any: ...
+    @property
+    def batches_per_epoch(self) -> int | None: ...
+    @property
+    def slot_index(self) -> int | None: ...
+    def epoch(self, batches: int | None) -> Iterator[Any]: ...
+    def static_batches(self, batch: Any) -> dict[int, Any]: ...
+    def paused(self) -> AbstractContextManager[None]: ...
+    def rehearsal(self) -> AbstractContextManager[Iterator[Any]]: ...
+    def whole_pass(self) -> AbstractContextManager[None]: ...
+    def give_back(self) -> None: ...
+    def wait_for_loader(self) -> bool: ...
+    def start_over(self) -> bool: ...
+    def state_dict(self, draws: Any = None) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+    def close(self) -> None: ...
+
+
+def is_sink(loader: Any) -> TypeGuard[Sink]:
+    """Whether a loader is a SinkLoader."""
+    from torch_sink.sink import SinkLoader
+
+    return isinstance(loader, SinkLoader)
+
+
+class Wrappers:
+    """SinkLoaders over plain loaders, kept for the next run or evaluation over the same loader.
+
+    So their slots, page-locked memory and the graphs that read the slots are made only once. The latest few are kept,
+    each as long as its loader lives. A list supports no weak references, so it lives as long as its wrapper.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = None if device.type == "meta" else device
+        self._waiting: list[tuple[Any, Any]] = []  # a reference to the loader, and its SinkLoader
+
+    @contextmanager
+    def over(self, dataset: Any) -> Iterator[Sink]:
+        """A context with the dataset itself if it is a SinkLoader, else with a SinkLoader over it."""
+        from torch_sink.sink import SinkLoader
+
+        if is_sink(dataset):
+            yield dataset
+            return
+        sink = self._take(dataset) or SinkLoader(dataset, device=self._device)
+        try:
+            yield sink
+            if sink.wait_for_loader():
+                self._waiting.append((reference(dataset, sink.close), sink))
+            else:
+                sink.close()
+        except BaseException:
+            sink.close()
+            raise
+        for _, oldest in self._waiting[:-KEPT]:
+            oldest.close()
+        del self._waiting[:-KEPT]
+
+    def close(self) -> None:
+        """Close the SinkLoaders."""
+        while self._waiting:
+            self._waiting.pop()[1].close()
+
+    def _take(self, dataset: Any) -> Any:
+        """The latest SinkLoader over this loader; None if there is none, or if the loader was changed since."""
+        self._waiting = [one for one in self._waiting if one[0]() is not None]
+        for place, (loader, sink) in reversed([*enumerate(self._waiting)]):
+            if loader() is dataset:
+                del self._waiting[place]
+                if sink.start_over():
+                    return sink
+                sink.close()
         return None

@@ -1,4 +1,4 @@
-"""More than one process: when gradients are reduced, and what is decided once for all of them."""
+"""Distributed training: when gradients are reduced, and decisions that all ranks make together."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _log = logging.getLogger("torch_sink")
 
 
 def check_sharding(model: nn.Module) -> None:
-    """Raise TypeError if a part of the model is wrapped in FSDP1, whose ranks the loop would take for one."""
-    module: Any = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")  # else nothing is
+    """Raise TypeError if a part of the model is wrapped in FSDP1, which the loop would take for a single process."""
+    module: Any = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")  # else no part is
     wrapper = getattr(module, "FullyShardedDataParallel", ())
     if any(isinstance(one, wrapper) for one in model.modules()):
         raise TypeError(
@@ -30,7 +30,7 @@ def check_sharding(model: nn.Module) -> None:
 
 
 def spread_by_threads(model: nn.Module) -> bool:
-    """Whether one process drives several devices: nn.DataParallel, with a thread for each."""
+    """Whether nn.DataParallel drives several devices from threads of this process."""
     return any(isinstance(one, nn.DataParallel) and len(one.device_ids) > 1 for one in model.modules())
 
 
@@ -40,8 +40,8 @@ class Ranks:
     Attributes:
         sharded: whether parameters are sharded (FSDP2).
         size: number of processes; 1 for a model that is not distributed.
-        rank: number of this one.
-        device: of the model, and of what the processes tell each other.
+        rank: number of this process.
+        device: of the model, and of the tensors that processes exchange.
 
     Raises:
         TypeError: the model is wrapped in FSDP1.
@@ -52,7 +52,7 @@ class Ranks:
         self._given, self._model = model, cast(Any, without_wrappers(model))
         self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self.sharded = any(hasattr(parameter, "to_local") for parameter in model.parameters())
-        # The whole model need not be sharded itself: its parts are enough.
+        # Parts of a model can be sharded without the whole.
         self._sharded_modules: list[Any] = [m for m in model.modules() if hasattr(m, "set_requires_gradient_sync")]
         self._replicated = isinstance(self._model, nn.parallel.DistributedDataParallel)
         together = (self.sharded or self._replicated) and dist.is_available() and dist.is_initialized()
@@ -66,11 +66,11 @@ class Ranks:
 
     @property
     def inner(self) -> nn.Module:
-        """The module inside DistributedDataParallel, whose forward takes no collective; else the model itself."""
+        """The module inside DistributedDataParallel, whose forward needs no collective; else the model itself."""
         return self._model.module if self._replicated else self._given
 
     def gradient_sync(self, reduce: bool) -> AbstractContextManager[Any]:
-        """The context of a forward and backward pass, by whether gradients are reduced over the ranks in it."""
+        """A context for a forward and backward pass with or without a reduction of gradients over the ranks."""
         if self.many and self._replicated and not reduce:
             return cast(AbstractContextManager[Any], self._model.no_sync())
         if self.many:
@@ -78,8 +78,8 @@ class Ranks:
                 module.set_requires_gradient_sync(reduce, recurse=False)
         return nullcontext()
 
-    def cut_backward_off(self) -> None:
-        """After a backward pass that an error has ended: DistributedDataParallel would wait for the rest of it."""
+    def reset_reducer(self) -> None:
+        """Reset DistributedDataParallel after an error in a backward pass, the rest of which it would wait for."""
         if self._replicated:
             self._model.reducer._reset_state()
 
@@ -93,26 +93,27 @@ class Ranks:
         dist.all_reduce(table)
 
     def wait(self) -> None:
-        """Wait until every rank is here; to be asked where there are `many`."""
+        """Wait until every rank calls this; only if there are `many`."""
         dist.barrier()
 
     def any_of(self, flags: list[bool]) -> list[bool]:
-        """Whether each flag is set on any rank: one collective, one wait."""
+        """Whether each flag is set on any rank, in one collective with one host sync."""
         table = torch.tensor(flags, dtype=torch.float32, device=self.device)
         largest_of_ranks(table)
         with host_sync_allowed():
             return [value > 0 for value in table.tolist()]  # host sync
 
     def gather(self, value: Any) -> list[Any]:
-        """A Python value of each rank, by rank."""
+        """The value of every rank, in the order of ranks; any Python object that can be pickled."""
         gathered: list[Any] = [None] * self.size
         device: Any = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
-        with host_sync_allowed(), device:  # NCCL sends objects by the current device, which need not be the model's
+        # NCCL sends objects through the current device, which may be another than the model's.
+        with host_sync_allowed(), device:
             dist.all_gather_object(gathered, value)  # host sync
         return gathered
 
     def check_lengths(self, length: int | None, max_steps: int | None) -> None:
-        """Raise on all ranks unless all have as many steps in an epoch; None for a length that nobody knows."""
+        """Raise on all ranks unless all have the same number of steps in an epoch; None is an unknown length."""
         if not self.many:
             return
         lengths = [length or 0 for length in self.gather(length)]
@@ -125,7 +126,7 @@ class Ranks:
             )
 
     def agree_on_rates(self, flags: list[bool], optimizer: torch.optim.Optimizer) -> list[bool]:
-        """Between two sinks: whether each flag is set on any rank; learning rates become those of rank 0."""
+        """Return whether each flag is set on any rank, and set the learning rates of all ranks to those of rank 0."""
         with host_sync_allowed():
             rates = [float(group["lr"]) for group in optimizer.param_groups]
             values = [*flags, *rates, *(-rate for rate in rates)]
@@ -153,10 +154,10 @@ def set_learning_rate(group: dict[str, Any], rate: float) -> None:
 
 
 def forget_shardings() -> None:
-    """Empty torch's cache of how operations on sharded tensors are sharded; it fills again when they are used.
+    """Empty torch's cache of how operations on sharded tensors are sharded; later operations fill it again.
 
-    It keeps process groups alive until the process ends, where gloo's threads can no longer be joined and now and then
-    abort the process.
+    The cache keeps process groups alive until the process ends, when gloo's threads can no longer be joined and
+    sometimes abort the process.
     """
     from torch.distributed.tensor import debug
 

@@ -1,4 +1,4 @@
-"""How far a run has come, what its steps left behind, and why it runs as it does."""
+"""Results of a run: the log of its steps on the device, its history and progress, and remarks for `explain`."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _LOSS_ROW, _OVERFLOW_ROW, _METRIC_ROW = 0, 1, 2
 
 
 class StepLog:
-    """What a sink's steps leave on the device for the host to read once: float32 [rows, capacity], a column a step.
+    """A table on the device with losses, overflows and metrics of a sink's steps, which the host reads once.
 
-    The column is named by a tensor, `cursor`, which moves without the host. Once the
-    metrics are known no address changes, but by `reserve()`: a captured graph can write through them.
+    It is float32 [rows, capacity], with a column for each step. A tensor, `cursor`, holds the number of the current
+    column, so captured graphs can write to the table. Its address changes only in `reserve()`.
     """
 
     def __init__(self, device: torch.device, capacity: int) -> None:
         self.device = device
-        self.metric_names: list[str] | None = None  # until the first step has named them
+        self.metric_names: list[str] | None = None  # None until the first step names them
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
         self.reserve(capacity)
 
     def reserve(self, capacity: int) -> None:
-        """Make room for a sink of `capacity` steps, at other addresses."""
+        """Make room for a sink of `capacity` steps, at another address."""
         self.capacity = capacity
         rows = _METRIC_ROW + len(self.metric_names or ())
         self._cells = torch.zeros(rows, capacity, dtype=torch.float32, device=self.device)
@@ -64,9 +64,9 @@ class StepLog:
         self.cursor.add_(1)
 
     def read(self, steps: int, ranks: Ranks) -> list[Tensor]:
-        """Bring losses, overflows (0 or 1) and each metric of the first `steps` steps to the host: float32 [steps].
+        """Copy losses, overflows (0 or 1) and each metric of the first `steps` steps to the host: float32 [steps] each.
 
-        They are averaged over the ranks; overflows are equal on all of them already.
+        Values are averaged over the ranks; overflows are equal on all of them.
         """
         table = self._cells[:, :steps].clone()
         if ranks.many:
@@ -76,7 +76,7 @@ class StepLog:
         host = torch.empty(table.shape, dtype=table.dtype, device="cpu", pin_memory=True)
         host.copy_(table, non_blocking=True)
         copied = torch.cuda.Event()
-        copied.record(torch.cuda.current_stream(table.device))  # not that of the current device
+        copied.record(torch.cuda.current_stream(table.device))  # the current device may be another one
         copied.synchronize()  # host sync
         return list(host.clone())
 
@@ -84,8 +84,8 @@ class StepLog:
         self._cells[row].index_copy_(0, self.cursor, value.detach().reshape(1).to(self._cells))
 
 
-class SinkRecord(NamedTuple):
-    """What the steps between two host returns left behind, on the host.
+class SinkResults(NamedTuple):
+    """Results of the steps of one sink, on the host.
 
     Attributes:
         losses: float32 [steps].
@@ -102,14 +102,14 @@ class SinkRecord(NamedTuple):
 
 @dataclass
 class RunHistory:
-    """Record of one `StepLoop.run`, extended at every sink's end.
+    """Losses, learning rates and evaluations of one `StepLoop.run`, extended at every sink's end.
 
     Attributes:
         steps: iterations executed in this run.
         seconds: wall time of the run so far.
         samples: sum of the batch sizes.
-        host_syncs: times the host waited for the device: sink ends, overflow checks of the warm-up, graph captures,
-            evaluations.
+        host_syncs: how often the host waited for the device: ends of sinks, overflow checks of the warm-up, captures
+            of graphs, and evaluations.
         evaluations: step count and results (name -> value) of every evaluation.
         stopped_by: why the run ended early: a signal's name, "GracefulExit", "another rank", "request_stop", or None.
     """
@@ -120,7 +120,7 @@ class RunHistory:
     host_syncs: int = 0
     evaluations: list[tuple[int, dict[str, Any]]] = field(default_factory=list, repr=False)
     stopped_by: str | None = None
-    _sinks: list[SinkRecord] = field(default_factory=list, repr=False)
+    _sinks: list[SinkResults] = field(default_factory=list, repr=False)
     _groups: int = field(default=1, repr=False)
 
     @property
@@ -136,7 +136,7 @@ class RunHistory:
 
     @property
     def learning_rates(self) -> Tensor:
-        """Learning rate in force at every iteration: float64 [iterations, groups]; NaN before a group was added."""
+        """Learning rate of every iteration: float64 [iterations, groups]; NaN before a group was added."""
         parts = [sink.learning_rates for sink in self._sinks]
         parts = parts or [torch.empty(0, self._groups, dtype=torch.float64, device="cpu")]
         groups = max(part.shape[1] for part in parts)
@@ -144,16 +144,16 @@ class RunHistory:
 
     @property
     def metrics(self) -> dict[str, Tensor]:
-        """What `forward` returned beside the loss, per iteration: name -> float32 [iterations]."""
+        """Named values that `forward` returned with the loss, by iteration: name -> float32 [iterations]."""
         names = self._sinks[-1].metrics if self._sinks else {}
         return {name: torch.cat([sink.metrics[name] for sink in self._sinks]) for name in names}
 
     @property
     def samples_per_second(self) -> float:
-        """Samples trained on per second of wall time, everything included."""
+        """Samples per second of wall time, including evaluations, callbacks and checkpoints."""
         return self.samples / self.seconds if self.seconds else 0.0
 
-    def add(self, sink: SinkRecord) -> None:
+    def add(self, sink: SinkResults) -> None:
         """Append a sink."""
         self._sinks.append(sink)
         self.steps += len(sink.losses)
@@ -161,7 +161,7 @@ class RunHistory:
 
 @dataclass
 class Progress:
-    """Since the start of a run: completed epochs, steps of the epoch under way, steps in all. They survive a resume."""
+    """Completed epochs, steps in the current epoch, and all steps of a run; checkpoints contain them."""
 
     epochs: int = 0
     epoch_steps: int = 0
@@ -169,7 +169,7 @@ class Progress:
 
 
 class Reasons:
-    """Remarks for `StepLoop.explain` in the order of their first appearance, with counts where they repeat."""
+    """Remarks for `StepLoop.explain`, in the order in which they came up, with counts of those that repeat."""
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
@@ -183,7 +183,7 @@ class Reasons:
         self._counts[text] = self._counts.get(text, 0) + 1
 
     def lines(self) -> list[str]:
-        """One line a remark."""
+        """One line for each remark."""
         return [f"{text} ({count} times)" if count else text for text, count in self._counts.items()]
 
 

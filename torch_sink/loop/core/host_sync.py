@@ -1,4 +1,4 @@
-"""Find the places where the host waits for the device."""
+"""Finds the lines of code at which the host waits for the device."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 _OWN_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep  # the loop
 _OPTIMIZER_FOLDER = os.path.join(_TORCH_FOLDER, "optim") + os.sep
 
-# What stands between a user's line and the operator that it calls.
+# Files with frames between a user's line and the operator that it calls.
 _WATCHING_FILES = (thread_waits.__file__, tracing.__file__, warnings.__file__)
 
 _BY_REASON = {
@@ -34,15 +34,15 @@ _BY_REASON = {
     "unique_consecutive bincount",
     "compares on the host": "equal",
     "checks for errors on the host (there is a form that does not, such as inv_ex)": "_linalg_check_errors",
-    # These wait inside, below the dispatcher's modes.
+    # These wait inside their kernels, which dispatch modes do not see.
     "checks for errors on the host": "_linalg_eigh _linalg_svd linalg_eig linalg_lstsq",
     "checks the probabilities on the host": "multinomial",
     "counts the distinct rows on the host (embedding without max_norm does not)": "embedding_renorm_",
 }
-# Operators whose result, or whose result's shape, the host needs before it can go on.
+# Operators for whose result, or its shape, the host has to wait, and why.
 _WAITING_OPERATORS = {f"aten::{name}": reason for reason, names in _BY_REASON.items() for name in names.split()}
 _WAITING_OPERATORS["torchvision::nms"] = "has a shape that depends on the data"
-# What never reaches the dispatcher for tensors that already lie on the CPU, but copies from any other device.
+# Functions that copy from a device but do not reach the dispatcher for tensors on the CPU, and their names.
 _WAITING_FUNCTIONS: dict[Any, str] = {
     **{getattr(Tensor, name): name for name in ("tolist", "numpy", "cpu", "allclose", "equal")},
     **{torch.allclose: "allclose", torch.equal: "equal", Tensor.__array__: "numpy.asarray"},
@@ -52,7 +52,7 @@ _MAKING_FUNCTIONS = (torch.tensor, torch.as_tensor, Tensor.new_tensor)
 
 
 def caller() -> tuple[str, bool]:
-    """File and line of the innermost frame outside torch and the loop, and whether an optimizer lies between."""
+    """File and line of the innermost frame outside torch and the loop, and whether it called an optimizer."""
     inside_optimizer = False
     for frame, line in traceback.walk_stack(sys._getframe(1)):
         name = frame.f_code.co_filename
@@ -93,7 +93,7 @@ def _reason(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str
 
 def _mask_reason(name: str, args: tuple[Any, ...]) -> str | None:
     masked = any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1])
-    filled = name != "aten::index" and args[2].numel() == 1  # runs as masked_fill: no wait
+    filled = name != "aten::index" and args[2].numel() == 1  # a fill runs as masked_fill, which does not wait
     return "indexes with a mask, so its shape depends on the data" if masked and not filled else None
 
 
@@ -116,7 +116,7 @@ def _copy_reason(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> st
 def _function_reason(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     if func is Tensor.to:
         target = args[1] if len(args) > 1 else kwargs.get("device")
-        # Only the name: a torch.device may be the model's own, which a run on the CPU cannot tell apart.
+        # Only a string counts: in a run on the CPU, a torch.device may be the device of the model.
         goes_to_host = isinstance(target, str) and target.startswith("cpu") and not kwargs.get("non_blocking")
         return "to('cpu')" if goes_to_host else None
     if func in _MAKING_FUNCTIONS:
@@ -127,14 +127,14 @@ def _function_reason(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def _checks_on_the_cpu_only(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a function reads a tensor on the CPU to check it, as it does on no other device."""
+    """Whether a function reads its tensor to check it, which it does on the CPU only."""
     if func is not functional.one_hot or args[0].device.type != "cpu":
         return False
     return (args[1] if len(args) > 1 else kwargs.get("num_classes", -1)) >= 0
 
 
 class _OperatorWatch(TorchDispatchMode):
-    """Reports each operator that makes the host wait."""
+    """A dispatch mode that reports each operator for which the host waits."""
 
     def __init__(self, report: Callable[[str, str], None]) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class _OperatorWatch(TorchDispatchMode):
         reason = None if here.allowances else _reason(func, args, kwargs)
         if reason is not None:
             place, inside_optimizer = caller()
-            # torch.optim keeps its step counters on the CPU on purpose: reading them waits for nothing.
+            # torch.optim keeps step counters on the CPU on purpose: reading them does not wait.
             if not (inside_optimizer and args[0].device.type == "cpu"):
                 where = " in the optimizer" if inside_optimizer else ""
                 self._report(place, f"{func._schema.name}{where} {reason}")
@@ -153,14 +153,14 @@ class _OperatorWatch(TorchDispatchMode):
 
 
 class _FunctionWatch(TorchFunctionMode):
-    """Reports the ways to the host that bypass the dispatcher."""
+    """A function mode that reports functions that copy to the host but bypass the dispatcher on the CPU."""
 
     def __init__(self, report: Callable[[str, str], None]) -> None:
         super().__init__()
         self._report = report
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        func, kwargs = getattr(func, "untraced", func), kwargs or {}  # a timeline wraps some
+        func, kwargs = getattr(func, "untraced", func), kwargs or {}  # a timeline wraps some functions
         if _checks_on_the_cpu_only(func, args, kwargs):
             with host_sync_allowed():
                 return func(*args, **kwargs)
@@ -174,8 +174,8 @@ class _FunctionWatch(TorchFunctionMode):
 
 @contextmanager
 def watch_host_syncs(report: Callable[[str, str], None]) -> Iterator[None]:
-    """Call `report(place, what)` for each wait of the host that eager code of this thread causes inside."""
-    # Under these modes the compiler gives a function up, with torch 2.11 for good, unless it is told not to look.
+    """A context that calls `report(place, what)` for each wait of the host in eager code of this thread."""
+    # Without this stance, the compiler skips functions that run under these modes, and torch 2.11 does so forever.
     with torch.compiler.set_stance("force_eager"), _OperatorWatch(report), _FunctionWatch(report):
         here.watches += 1
         try:
@@ -192,20 +192,20 @@ def _raise_sync(place: str, what: str) -> None:
 
 @contextmanager
 def no_host_sync() -> Iterator[None]:
-    """Raise if the host waits for the device inside; works on any device, so a CPU run proves it for a GPU.
+    """A context that raises if the host waits for the device inside; it works on the CPU too, and so proves GPU code.
 
-    Flags reads of single elements (`item`, `float`, `if tensor`, a tensor as index), results whose shape depends on
-    the data (`nonzero`, mask indexing, `unique`), copies between host and device that wait, and `tolist`, `numpy`,
+    It reports reads of single elements (`item`, `float`, `if tensor`, a tensor as index), results whose shape depends
+    on the data (`nonzero`, mask indexing, `unique`), copies between host and device that wait, and `tolist`, `numpy`,
     `cpu`, `to("cpu")`, `print`. Exempt are counters that torch.optim keeps on the CPU, and what torch_sink does between
-    sinks: reading the log, callbacks in all their events, making batches, saving, resuming, compiling ahead. A model, a
-    loss, metrics and the function of a `data_sink` are not exempt, nor is a model that is evaluated in a callback.
+    sinks: reading the log, all events of callbacks, making batches, saving, resuming, compiling ahead. A model, a loss,
+    metrics and the function of a `data_sink` are not exempt, nor is a model that a callback evaluates.
 
-    It sees the eager code of its own thread. It does not see: other threads, `torch.cuda.synchronize`,
-    `Event.synchronize`, pickling, reads of a tensor's memory by its address, waits inside a library's own kernels and
-    the replay of a captured graph; and on the CPU, where nothing has to be copied, `to` with a device that is not
-    spelled "cpu" and tensors made from numbers. On CUDA, torch's own sync debug mode looks as well, which sees waits
-    below the dispatcher; its warnings about other threads are passed over. Compiled functions run their eager code
-    inside, which is seen. It costs about 10 microseconds an operator: a tool for tests, not for training.
+    Only eager code of the calling thread is watched; compiled functions run their eager code inside. Not reported are
+    other threads, `torch.cuda.synchronize`, `Event.synchronize`, pickling, reads of a tensor's memory by its address,
+    waits inside kernels of a library, and the replay of a captured graph. On the CPU, `to` with a device that is not
+    spelled "cpu" and tensors made from numbers are not reported either. On CUDA, torch's sync debug mode is used too,
+    which sees waits below the dispatcher; its warnings about other threads are ignored. An operator takes about 10
+    microseconds longer: use this in tests, not in training.
 
     Raises:
         HostSyncError: at the line that waits; the message names file and line.

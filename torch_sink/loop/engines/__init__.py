@@ -1,1 +1,1 @@
-"""How steps run: eagerly, compiled, or as captured graphs."""
+"""The modes in which steps run: eager, compiled, or captured as CUDA graphs."""

@@ -1,4 +1,4 @@
-"""What runs in which mode, training steps and forward passes; the next lower mode where one cannot work."""
+"""Chooses the mode of training steps and forward passes, or the next lower mode if that one cannot work."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from torch_sink.loop.core.batches import map_tensors
 from torch_sink.loop.core.distributed import spread_by_threads
 from torch_sink.loop.core.history import Reasons, StepLog, first_line
 from torch_sink.loop.core.host_sync import user_place
-from torch_sink.loop.engines.capture import LEFT_BEHIND, CudaCapture, Recordings, overrides_stale_streams
+from torch_sink.loop.engines.capture import LEFT_BEHIND, CapturedGraphs, CudaCapture, overrides_stale_streams
 from torch_sink.loop.engines.graph import LEAST_CAPACITY, GraphEngine
 from torch_sink.loop.engines.jit import CompiledLoss, JitConfig, compiler_problem
-from torch_sink.loop.engines.memory import GraphMemory
-from torch_sink.loop.engines.places import Places
+from torch_sink.loop.engines.memory import GraphMemory, Places
 from torch_sink.loop.step.optimizers import capture_obstacle, cycles_momentum, takes_betas_from_device
 from torch_sink.loop.step.step import Engine, TrainingStep
 from torch_sink.loop.step.train_state import TrainState
@@ -34,9 +33,9 @@ _log = logging.getLogger("torch_sink")
 
 @dataclass(frozen=True)
 class Settings:
-    """How code is asked to run: the mode, how to compile, where, and in which memory graphs lie.
+    """How steps and forward passes run: mode, compiler settings, device, and the memory of graphs.
 
-    `reasons` is told what ran otherwise, and why.
+    `reasons` collects what ran differently, and why.
     """
 
     mode: str
@@ -47,7 +46,7 @@ class Settings:
 
 
 def build_engine(state: TrainState, settings: Settings, capacity: int) -> Engine:
-    """The engine for sinks of up to `capacity` steps, in the mode asked for or the next lower one that works."""
+    """Build the engine for sinks of up to `capacity` steps, in the requested mode or the next lower one that works."""
     model = state.model
     mode, lower_mode = resolve_modes(model, settings, lambda: _capture_obstacle(state))
     loss_function: Any = state.forward_pass().loss
@@ -85,14 +84,17 @@ def build_engine(state: TrainState, settings: Settings, capacity: int) -> Engine
 
 
 def make_capture(device: torch.device, memory: GraphMemory) -> CudaCapture | None:
-    """What records graphs on `device`, or None where nothing does."""
+    """A capture of graphs on `device`; None for a device without CUDA graphs."""
     return CudaCapture(device, memory) if device.type == "cuda" else None
 
 
 def resolve_modes(
     model: nn.Module, settings: Settings, obstacle: Callable[[], str | None] = lambda: None
 ) -> tuple[str, str]:
-    """The mode that works here, and the next lower one of "graph", else the same; `obstacle` speaks against graphs."""
+    """The mode that works here, and the mode in which "graph" runs what it cannot capture.
+
+    `obstacle` returns why nothing can be captured, or None.
+    """
     mode, reasons, capture = settings.mode, settings.reasons, make_capture(settings.device, settings.memory)
     if mode == "auto":
         mode = "graph" if capture is not None else "eager"
@@ -127,7 +129,7 @@ def resolve_modes(
 
 
 def _capture_obstacle(state: TrainState) -> str | None:
-    """Why no step can be captured, as far as that can be told beforehand."""
+    """Why no step can be captured, as far as it can be told before a trial."""
     if cycles_momentum(state.schedule.scheduler) and not takes_betas_from_device(state.optimizer):
         return f"the scheduler cycles momentum, which {type(state.optimizer).__name__} cannot read from the device"
     if problem := _nested_graphs(state.model, state.loss_fn, state.forward):
@@ -140,7 +142,7 @@ def _capture_obstacle(state: TrainState) -> str | None:
 
 
 def _sharding(model: nn.Module) -> str | None:
-    """Why no pass through the model can be captured, if its parameters are spread over the ranks."""
+    """Why a sharded model cannot be captured; None for any other model."""
     if not any(hasattr(parameter, "to_local") for parameter in model.parameters()):
         return None
     return (
@@ -150,7 +152,7 @@ def _sharding(model: nn.Module) -> str | None:
 
 
 def _nested_graphs(model: nn.Module, *functions: Any) -> str | None:
-    """Why no graph can hold a call of the model or of these functions, where torch.compile makes graphs of them."""
+    """Why a model or functions for which torch.compile makes CUDA graphs cannot be captured; None for all others."""
     if not any(map(_has_own_graphs, (*model.modules(), *functions))):
         return None
     return (
@@ -178,20 +180,20 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 class Inference:
-    """A function of a batch, run without gradients: compiled, and in mode "graph" recorded once and replayed.
+    """A function of a batch without gradients: compiled, and in mode "graph" captured once and replayed.
 
-    The recording reads from one place, to which batches are copied. It is made anew when the model's parameters or
-    buffers have moved. The second call with a batch of the usual shape is a trial: what would make a capture fail is
-    looked for, and the first is the compiler's, which waits for the device as it likes. Once something could not be
-    captured, the mode is the next lower one.
+    The graph reads from one place, to which batches are copied. It is captured again when the model's parameters or
+    buffers have moved. The first call with a batch of the usual shape lets the compiler run, which may wait for the
+    device; the second is a trial, which finds what would make a capture fail. After a capture that failed, the mode is
+    the next lower one.
 
     Args:
-        function: of the batch, which calls the model.
-        parts: functions that it may call, to see whether graphs can hold them.
+        function: `function(batch)`, which calls the model.
+        parts: functions that it may call, checked for CUDA graphs of torch.compile.
 
     Attributes:
         mode: "eager", "compile" or "graph".
-        reuses_results: whether what a call returns is valid until the next one only.
+        reuses_results: whether the next call overwrites the result of a call.
     """
 
     def __init__(
@@ -201,47 +203,47 @@ class Inference:
         self.mode, self._lower_mode = resolve_modes(model, settings, lambda: _nested_graphs(model, *parts))
         compiles = self._lower_mode == "compile"
         self._function = CompiledLoss(function, model, settings.jit_config, settings.reasons) if compiles else function
-        # Its own: to forget the recordings of one function leaves those of the others.
+        # One capture per function, so that its graphs can be destroyed without those of other functions.
         self._capture = make_capture(settings.device, settings.memory) if self.mode == "graph" else None
-        self._recordings = Recordings(self._capture, settings.reasons) if self._capture is not None else None
-        self.reuses_results = self._recordings is not None
+        self._graphs = CapturedGraphs(self._capture, settings.reasons) if self._capture is not None else None
+        self.reuses_results = self._graphs is not None
         self._places: list[int] = []
 
     @contextmanager
     def running(self, loader: Any) -> Iterator[None]:
-        """Context of the calls for the batches of a SinkLoader, or of none."""
-        if self._capture is None or self._recordings is None:
+        """A context for calls with the batches of a SinkLoader, or with other ones (None)."""
+        if self._capture is None or self._graphs is None:
             yield
             return
         places = [tensor.data_ptr() for tensor in (*self._model.parameters(), *self._model.buffers())]
-        if self._recordings and places != self._places:
-            self._recordings.forget()
+        if self._graphs and places != self._places:
+            self._graphs.forget()
         self._places = places
-        self._recordings.pause = getattr(loader, "paused", nullcontext)
+        self._graphs.pause = getattr(loader, "paused", nullcontext)
         self._capture.memory.make_room()
         with self._capture.stream():
             yield
 
     def __call__(self, batch: Any) -> Any:
-        if self._capture is None or self._recordings is None:
+        if self._capture is None or self._graphs is None:
             return self._function(batch)
-        found = self._recordings.find(batch, leaves(batch)) if self.mode == "graph" else None
+        found = self._graphs.find(batch, leaves(batch)) if self.mode == "graph" else None
         if found is None:
             return self._run_between_replays(self._capture.memory, batch)
         slot, batch, replay = found
         if not self._was_tried:
-            return self._try(self._capture, self._recordings, batch)
-        return (replay or self._record(self._recordings, slot, batch) or partial(self._function, batch))()
+            return self._try(self._capture, self._graphs, batch)
+        return (replay or self._capture_pass(self._graphs, slot, batch) or partial(self._function, batch))()
 
     def close(self) -> None:
         """Release what the device holds."""
-        if self._recordings is not None:
-            self._recordings.forget()
+        if self._graphs is not None:
+            self._graphs.forget()
 
     def _run_between_replays(
         self, memory: GraphMemory, batch: Any, context: AbstractContextManager[Any] | None = None
     ) -> Any:
-        """Run unrecorded. Results get memory of their own: the next replay may write where this call has worked."""
+        """Run uncaptured, and copy results out of the pool, whose memory the next replay may overwrite."""
         try:
             with memory.lent() as is_lent, context or nullcontext():
                 result = self._function(batch)
@@ -252,42 +254,42 @@ class Inference:
             if not memory.take_back():
                 self._reasons.count(LEFT_BEHIND)
 
-    def _try(self, capture: CudaCapture, recordings: Recordings, batch: Any) -> Any:
+    def _try(self, capture: CudaCapture, graphs: CapturedGraphs, batch: Any) -> Any:
         problems: list[str] = []
         before = Places(self._model)
-        with recordings.pause(), waits_watched():
+        with graphs.pause(), waits_watched():
             result = self._run_between_replays(capture.memory, batch, capture.trial(problems))
         self._was_tried = True
         if problem := next(iter(problems), before.problem()):
-            self._step_down(recordings, problem)
+            self._step_down(graphs, problem)
         return result
 
-    def _record(self, recordings: Recordings, slot: Any, batch: Any) -> Callable[[], Any] | None:
+    def _capture_pass(self, graphs: CapturedGraphs, slot: Any, batch: Any) -> Callable[[], Any] | None:
         result: list[Any] = []
 
         def function(batch: Any) -> None:
             result[:] = [self._function(batch)]
 
         def replay() -> Any:
-            recorded()
+            launch()
             return result[0]
 
         before = Places(self._model)
         try:
-            recorded = recordings.record(function, {slot: batch})[slot]
+            launch = graphs.capture(function, {slot: batch})[slot]
             problem = before.problem()
         except Exception as error:
             problem = f"{first_line(error)} (at {user_place(error)})"
         if problem is not None:
             before.put_back()
-            self._step_down(recordings, problem)
+            self._step_down(graphs, problem)
             return None
-        recordings.keep({slot: replay}, {slot: batch})
+        graphs.keep({slot: replay}, {slot: batch})
         return replay
 
-    def _step_down(self, recordings: Recordings, problem: str) -> None:
+    def _step_down(self, graphs: CapturedGraphs, problem: str) -> None:
         self.mode = self._lower_mode
         text = f"forward passes cannot be captured, so they run in mode {self.mode!r}: {problem}"
         self._reasons.note(text)
         _log.warning(text)
-        recordings.forget()
+        graphs.forget()

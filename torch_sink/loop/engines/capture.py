@@ -1,4 +1,4 @@
-"""Turning functions into CUDA graphs, and which graph belongs to a batch; all that is specific to the device."""
+"""Captures functions as CUDA graphs, and finds the graph that belongs to a batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LEFT_BEHIND = (
 )
 Replay = Callable[[], Any]
 
-# Memory allocators of torch 2.11 go on asking a graph whose capture has failed.
+# Kept alive: the allocator of torch 2.11 goes on using a graph whose capture has failed.
 _failed: list[torch.cuda.CUDAGraph] = []
 
 
@@ -37,14 +37,13 @@ _failed: list[torch.cuda.CUDAGraph] = []
 def _stream_of(index: int) -> torch.cuda.Stream:
     """The stream of captured training on a device, one for the life of the process.
 
-    torch hands streams out round robin from a pool of 32, so that a stream per loop could end up as an alias of the
-    stream on which batches are copied.
+    torch takes streams from a pool of 32, in turn, so a stream per loop could become an alias of the copy stream.
     """
     return torch.cuda.Stream(index)
 
 
 class CudaCapture:
-    """CUDA graphs in one `memory`, which others may share, recorded and replayed on one stream.
+    """Captures and replays CUDA graphs on one stream, in one `memory` that other captures may share.
 
     All backward passes run on this stream from the first step on, because autograd remembers the stream on which a
     gradient was first accumulated.
@@ -57,9 +56,9 @@ class CudaCapture:
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """Context in which all work of a run is queued, captured or not, in order with the work around it.
+        """A context for all work of a run, captured or not, which runs in order with the work before and after it.
 
-        Gradients that autograd keeps on another stream are captured all the same where torch can, without a warning.
+        Gradients that autograd binds to another stream are captured too, without a warning, if this torch can do that.
         """
         warned = torch._C._warn_on_accumulate_grad_stream_mismatch()  # type: ignore[attr-defined]
         overridden = getattr(torch._C, "_override_stale_capture_stream", lambda: False)()
@@ -77,7 +76,7 @@ class CudaCapture:
 
     @contextmanager
     def trial(self, problems: list[str]) -> Iterator[None]:
-        """Context of an uncaptured step: adds to `problems` what would make its capture fail."""
+        """A context for an uncaptured step: adds the waits for the device that would make its capture fail."""
 
         def note() -> None:
             place, in_optimizer = caller()
@@ -86,16 +85,15 @@ class CudaCapture:
         with device_waits(note):
             yield
 
-    def record(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Record the device work of `function` without executing it; the result replays it.
+    def capture(self, function: Callable[[], None]) -> Callable[[], None]:
+        """Capture the device work of `function` without executing it; returns a function that replays it.
 
-        After what it raises, another capture may be tried.
+        After an error of `function`, another capture may be tried.
         """
         graph, pool = torch.cuda.CUDAGraph(), self.memory.handle(self._stream.device.index)
         reason: BaseException | None = None
         try:
-            # thread_local: the pin thread of some DataLoader may query events meanwhile, and cannot be parked from
-            # here.
+            # thread_local: the pin thread of a DataLoader may query events meanwhile, and cannot be stopped from here.
             with (
                 capture_lock,
                 _no_collection(),
@@ -112,7 +110,7 @@ class CudaCapture:
         except BaseException:
             self._recover(graph, pool)
             if reason is not None:
-                raise reason from None  # torch's own error only says that there was one
+                raise reason from None  # torch's error only says that the capture failed
             raise
         self._graphs.append(graph)
         self.memory.graphs += 1
@@ -120,7 +118,7 @@ class CudaCapture:
         return graph.replay
 
     def reset(self) -> None:
-        """Destroy every recording."""
+        """Destroy every graph."""
         if self._graphs:
             self._stream.synchronize()  # host sync
         for graph in self._graphs:
@@ -129,12 +127,12 @@ class CudaCapture:
         self._graphs.clear()
 
     def _recover(self, graph: torch.cuda.CUDAGraph, pool: Any) -> None:
-        """After a failed capture: torch 2.11 leaves the allocator and the random generator in it (pytorch #180395)."""
+        """End a failed capture for allocator and random generator, which torch 2.11 does not (pytorch #180395)."""
         index = self._stream.device.index
         try:
             torch._C._cuda_endAllocateToPool(index, pool)
         except RuntimeError:
-            return  # it was ended
+            return  # torch has ended it
         torch._C._cuda_releasePool(index, pool)
         _failed.append(graph)
         scratch, complete = torch.zeros(1, device=self._stream.device), torch.cuda.CUDAGraph()
@@ -144,7 +142,7 @@ class CudaCapture:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Collecting garbage inside a capture could free memory of an earlier one."""
+    """A context without garbage collection, which could free memory of an earlier graph inside a capture."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -156,7 +154,7 @@ def _no_collection() -> Iterator[None]:
 
 @contextmanager
 def _own_workspaces() -> Iterator[None]:
-    """Keep cuBLAS from using workspaces inside that it has from outside, where others may free them, and vice versa."""
+    """A context in which cuBLAS uses new workspaces: outside, others may free those that a graph uses."""
     torch._C._cuda_clearCublasWorkspaces()
     try:
         yield
@@ -169,12 +167,12 @@ def overrides_stale_streams() -> bool:
     return hasattr(autograd_graph, "set_override_stale_capture_stream")
 
 
-class Recordings:
-    """Replays of what is done with a batch: one for each slot of a ring, read in place, and one for all other places.
+class CapturedGraphs:
+    """The graphs of a function of a batch: one for each slot of a ring, and one for batches that lie elsewhere.
 
-    A batch that lies in no static slot but has the usual shape is copied to a staging place first; any other shape
-    runs unrecorded, and so does the first batch of the usual one, with which libraries and the compiler are busy.
-    `pause()` parks the producer of the loader at hand.
+    The graph of a slot reads the batch there. A batch of the usual shape that lies in no slot is copied to a staging
+    place, which has a graph too. Batches of other shapes run uncaptured, and so does the first one of the usual shape,
+    during which libraries initialize and the compiler runs. `pause()` stops the producer of the current loader.
     """
 
     def __init__(self, capture: CudaCapture, reasons: Reasons) -> None:
@@ -191,18 +189,21 @@ class Recordings:
         return len(self._replays)
 
     def attach(self, loader: Any) -> None:
-        """Take note of the loader of the coming batches, whose slots are to be read in place."""
+        """Set the loader of the coming batches, whose slots graphs read in place."""
         self.pause = getattr(loader, "paused", nullcontext)
         if self._replays and self._ring is not None and self._ring() is not loader:
-            self.forget()  # they read the slots of another ring
+            self.forget()  # these graphs read the slots of another ring
         self._ring = weakref.ref(loader)
 
     def find(self, batch: Any, leaves: list[Any], kind: Any = None) -> tuple[Any, Any, Replay | None] | None:
-        """Slot, batch as it lies there, and the replay, None if it is to be recorded; or None: run it unrecorded."""
+        """Finds the graph of a batch: its slot, the batch as it lies there, and the replay, None if not captured yet.
+
+        Returns None for a batch that has to run uncaptured.
+        """
         slot = getattr(self._ring() if self._ring is not None else None, "slot_index", None)
         known, tensors = self._replays.get((slot, kind)), tensors_among(leaves)
         if known is not None and len(tensors) == len(leaves) and same_places(tensors, known[0]):
-            return slot, batch, known[1]  # nothing but tensors, all where the graph reads them
+            return slot, batch, known[1]  # only tensors, all where the graph reads them
         constants = batch_constants(leaves)
         is_known = self.shape.knows(constants)
         if not self.shape.accepts(constants):
@@ -216,21 +217,21 @@ class Recordings:
         return slot, batch, known[1] if known is not None else None
 
     def whole_ring(self, slot: Any, batch: Any) -> dict[Any, Any]:
-        """The batch in its slot, and those like it in all others: to be recorded at once, while the device is idle."""
+        """The batch by its slot, with those of all other slots, whose graphs are captured in one go."""
         others = getattr(self._ring() if self._ring is not None else None, "static_batches", None)
         return {slot: batch} if slot == STAGED or others is None else {**others(batch), slot: batch}
 
-    def record(self, function: Callable[[Any], Any], batches: dict[Any, Any]) -> dict[Any, Replay]:
-        """Record a function for each slot's batch; `keep` them if nothing speaks against it."""
+    def capture(self, function: Callable[[Any], Any], batches: dict[Any, Any]) -> dict[Any, Replay]:
+        """Capture a function for each slot's batch; `find` knows the graphs once they are given to `keep`."""
         with host_sync_allowed(), self.pause():
-            return {slot: self._capture.record(partial(function, batch)) for slot, batch in batches.items()}
+            return {slot: self._capture.capture(partial(function, batch)) for slot, batch in batches.items()}
 
     def keep(self, replays: dict[Any, Replay], batches: dict[Any, Any], kind: Any = None) -> None:
-        """Find these replays from now on."""
+        """Make `find` return these replays."""
         self._replays.update({(slot, kind): (batch_tensors(batches[slot]), replays[slot]) for slot in replays})
 
     def forget(self) -> None:
-        """Destroy all recordings."""
+        """Destroy all graphs."""
         self._replays.clear()
         self._staging, self._staged = None, []
         self._capture.reset()
@@ -243,11 +244,11 @@ class Recordings:
             target.copy_(source, non_blocking=True)
 
 
-def same_places(tensors: list[Tensor], recorded: list[Tensor]) -> bool:
-    """Whether tensors lie where recorded ones do. Slots are read in place, so that they are mostly the same objects."""
-    if len(tensors) != len(recorded):
+def same_places(tensors: list[Tensor], captured: list[Tensor]) -> bool:
+    """Whether tensors lie where those that a graph reads do; batches of a slot are mostly the same objects."""
+    if len(tensors) != len(captured):
         return False
-    return all(map(operator.is_, tensors, recorded)) or _addresses(tensors) == _addresses(recorded)
+    return all(map(operator.is_, tensors, captured)) or _addresses(tensors) == _addresses(captured)
 
 
 def _addresses(tensors: list[Tensor]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The engine that replays captured steps, a graph for each ring slot."""
+"""The engine that replays captured steps: a CUDA graph for each slot of the ring."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 from torch_sink.errors import SinkError, UnsupportedOperation
 from torch_sink.loop.core.batches import batch_constants
-from torch_sink.loop.core.history import Reasons, SinkRecord, first_line
+from torch_sink.loop.core.history import Reasons, SinkResults, first_line
 from torch_sink.loop.core.host_sync import user_place
-from torch_sink.loop.engines.capture import LEFT_BEHIND, ODD_BATCHES, STAGED, CudaCapture, Recordings, Replay
-from torch_sink.loop.engines.places import Places, fingerprint
+from torch_sink.loop.engines.capture import LEFT_BEHIND, ODD_BATCHES, STAGED, CapturedGraphs, CudaCapture, Replay
+from torch_sink.loop.engines.memory import Places, fingerprint
 from torch_sink.loop.step.optimizers import RateTable, hidden_state, make_capturable, refuse_python_state
 from torch_sink.loop.step.step import Engine, TrainingStep
 from torch_sink.loop.step.train_state import TrainState
@@ -20,21 +20,22 @@ from torch_sink.loop.step.train_state import TrainState
 _log = logging.getLogger("torch_sink")
 GIVEN_UP = "graphs were forgotten at the end of a run, because other code would have had no room beside them"
 WARMUP_STEPS = 3
-LEAST_CAPACITY = 1024  # steps for which the log has room, so that a longer sink seldom needs another one
+LEAST_CAPACITY = 1024  # steps that fit into the log at least: a larger log needs new graphs
 # DistributedDataParallel rebuilds its buckets and times itself during its first ten steps.
 DISTRIBUTED_WARMUP_STEPS = 11
 
 
 class GraphEngine(Engine):
-    """Captures the whole step once per ring slot and replays it: no kernel is launched from Python after that.
+    """Captures the whole step once for each slot of the ring and replays it, with one launch from Python.
 
-    The run's first steps are the warm-up: real, counted, uncaptured, and nothing of them is undone. The last of each
-    kind, with an update and without, is a trial: what would make a capture fail is looked for. Learning rates come
-    from a device table by the cursor of the log, in every kind of step. When anything that a graph has baked in
-    changes (a number in `param_groups`, the train or eval state of a module, the memory of a parameter, a buffer, a
-    gradient or a state tensor), there is one more trial, and the graphs are captured anew. What cannot be captured
-    runs uncaptured from then on, in `lower_mode`, "compile" or "eager"; but where "graph" was asked for by name, an
-    optimizer that counts in Python numbers is an error.
+    The first steps of a run are the warm-up: uncaptured, but counted and not undone. The last one of each kind, with
+    and without an update, is a trial, which finds what would make a capture fail. In every kind of step the learning
+    rates come from a table on the device, by the cursor of the log.
+
+    Graphs are captured again, after one more trial, when a value changes that they hold as a constant: a number in
+    `param_groups`, the training mode of a module, the memory of a parameter, buffer, gradient or optimizer state. A
+    step that cannot be captured runs in `lower_mode` from then on, "compile" or "eager". If the user asked for
+    mode="graph", an optimizer that counts in Python numbers is an error.
     """
 
     def __init__(
@@ -57,11 +58,11 @@ class GraphEngine(Engine):
         self._warmup_left = DISTRIBUTED_WARMUP_STEPS if self.ranks.many else WARMUP_STEPS
         make_capturable(state.optimizer, cycles_betas=self.schedule.cycles_betas)
         self._rates = RateTable(self.schedule, self.log)
-        self._recordings = Recordings(capture, self._reasons)
+        self._graphs = CapturedGraphs(capture, self._reasons)
         self._fingerprint: Any = None
         self._may_have_changed = self._callbacks = True
-        self._planned = self._executed = self._began = 0  # steps of this sink, and steps before it
-        self._rows = 0  # planned so far
+        self._planned = self._executed = self._began = 0  # steps planned and executed in this sink, and steps before it
+        self._rows = 0  # steps whose learning rates are planned
 
     @property
     def host_syncs(self) -> int:
@@ -77,12 +78,12 @@ class GraphEngine(Engine):
 
     def attach(self, loader: Any, *, callbacks: bool) -> None:
         self._may_have_changed, self._callbacks = True, callbacks
-        self._recordings.attach(loader)
+        self._graphs.attach(loader)
 
     def reserve(self, steps: int) -> None:
         log, groups = self.log, len(self.schedule.optimizer.param_groups)
         if steps > log.capacity or groups != self._rates.groups:
-            self._recordings.forget()  # they write to the log where it was
+            self._graphs.forget()  # the graphs write to the old memory of the log
             if steps > log.capacity:
                 log.reserve(max(steps, 2 * log.capacity))
             self._rates = RateTable(self.schedule, log)
@@ -96,17 +97,17 @@ class GraphEngine(Engine):
         self._may_have_changed = self._callbacks
         self.log.start()
         self._planned, self._executed, self._began = steps, 0, iteration
-        # The device has nothing to do yet: a scheduler runs ahead while it works on the first step.
+        # The device is idle now, so the scheduler runs ahead only once the first step is launched.
         self._rows = 1 if self.schedule.runs_ahead else steps
         self._rates.write(self.schedule.plan(self._rows, iteration))
 
     def _take_changes_in(self, steps: int) -> None:
-        """What callbacks, or the user between two runs, may have changed. It takes a look at every parameter."""
+        """Look for changes by callbacks, or by the user between two runs; this reads every parameter's address."""
         self.training_step.update.follow_optimizer()
         make_capturable(self.schedule.optimizer, cycles_betas=self.schedule.cycles_betas)
         self.reserve(steps)
-        if self._recordings and self._fingerprint != self._baked():
-            self._recordings.forget()
+        if self._graphs and self._fingerprint != self._baked():
+            self._graphs.forget()
             self._tried.clear()
             self._reasons.count("graphs were captured again because something baked into them had changed")
 
@@ -131,18 +132,18 @@ class GraphEngine(Engine):
             replay()
             self._executed += 1
 
-    def end(self, steps: int, iteration: int) -> SinkRecord:
+    def end(self, steps: int, iteration: int) -> SinkResults:
         if self.mode == "graph" and steps < self._planned:
             self.schedule.rewind(steps, iteration)
         return super().end(steps, iteration)
 
     def close(self) -> None:
-        self._recordings.forget()
+        self._graphs.forget()
 
     def _warm_up(self, batch: Any, leaves: list[Any], *, first: bool, last: bool) -> None:
         self._warmup_left -= 1
-        constants, shape = batch_constants(leaves), self._recordings.shape
-        # The first batch of a shape is the compiler's, which waits for the device as it likes.
+        constants, shape = batch_constants(leaves), self._graphs.shape
+        # The compiler runs for the first batch of a shape, and may wait for the device.
         is_trial = self._warmup_left <= 0 and self.training_step.update.has_warmed_up and shape.knows(constants)
         if not shape.accepts(constants) and self._warmup_left < 0:
             self._reasons.count(ODD_BATCHES)
@@ -151,14 +152,14 @@ class GraphEngine(Engine):
             return
         problems: list[str] = []
         before = Places(self._model, self.schedule.optimizer)
-        with self._recordings.pause(), self._capture.trial(problems):
+        with self._graphs.pause(), self._capture.trial(problems):
             self._launch(batch, first=first, last=last)
         self._tried.add(last)
         if problem := next(iter(problems), before.problem()):
             self._step_down(problem)
 
     def _launch(self, batch: Any, *, first: bool, last: bool) -> None:
-        if self._recordings:
+        if self._graphs:
             self._launch_between_replays(batch, first=first, last=last)
         else:
             self._run_with_table(batch, first=first, last=last)
@@ -171,7 +172,7 @@ class GraphEngine(Engine):
             with memory.lent():
                 self._run_with_table(batch, first=first, last=last)
         finally:
-            self._drop_gradients()  # they lie where the next replay writes
+            self._drop_gradients()  # the next replay writes to their memory
             if not memory.take_back():
                 self._reasons.count(LEFT_BEHIND)
 
@@ -186,19 +187,19 @@ class GraphEngine(Engine):
             self.training_step.run(batch, first=first, last=last)
 
     def _replay_for(self, batch: Any, leaves: list[Any], last: bool) -> Replay | None:
-        """The replay of a step; None if it is to run uncaptured, this time or from now on."""
-        found = self._recordings.find(batch, leaves, last)
+        """The replay of a step; None if the step has to run uncaptured, this time or from now on."""
+        found = self._graphs.find(batch, leaves, last)
         if found is None:
             return None
         slot, batch, replay = found
         if slot == STAGED:
             self._reasons.count("batches that lay in no static slot were copied to one place before their step")
-        return replay or self._record(self._recordings.whole_ring(slot, batch), last).get(slot)
+        return replay or self._capture_step(self._graphs.whole_ring(slot, batch), last).get(slot)
 
-    def _record(self, batches: dict[Any, Any], last: bool) -> dict[Any, Replay]:
-        """The replays by slot; none if the step cannot be recorded, now or at all."""
+    def _capture_step(self, batches: dict[Any, Any], last: bool) -> dict[Any, Replay]:
+        """Capture a step for each slot; returns the replays by slot, none if the step cannot be captured."""
         optimizer = self.schedule.optimizer
-        if not self._recordings:
+        if not self._graphs:
             self._fingerprint = self._baked()
         before = Places(self._model, optimizer)
         try:
@@ -206,8 +207,8 @@ class GraphEngine(Engine):
                 refuse_python_state(optimizer)
             if hidden := hidden_state(optimizer):
                 raise SinkError(f"{type(optimizer).__name__} keeps {', '.join(hidden)} on the host")
-            self._drop_gradients()  # or a capture would find them in its way, in memory that it cannot use
-            replays = self._recordings.record(lambda batch: self._captured(batch, last), batches)
+            self._drop_gradients()  # a capture can neither use nor free their memory
+            replays = self._graphs.capture(lambda batch: self._captured(batch, last), batches)
             if problem := before.problem():
                 raise SinkError(problem)
         except UnsupportedOperation:
@@ -217,29 +218,29 @@ class GraphEngine(Engine):
             is_ours = isinstance(error, SinkError)
             problem = str(error) if is_ours else f"{first_line(error)} (at {user_place(error)})"
             if self.ranks.many:
-                # The reducer could be reset by all ranks together only, and the others may have captured the step.
+                # Only all ranks together could reset the reducer, and the others may have captured the step.
                 raise SinkError(
                     f"the step cannot be captured on rank {self.ranks.rank}, and others may have captured it: {problem}"
                     "; with several processes pass mode='compile'"
                 ) from error
-            self.ranks.cut_backward_off()
+            self.ranks.reset_reducer()
             self._step_down(problem)
             return {}
-        if before.has_new_state():
-            before.put_back()  # the new state lies in the graphs' memory and would begin anew at each replay
-            self._recordings.forget()
+        if before.new_state():
+            before.put_back()  # the new state lies in the pool, and each replay would initialize it again
+            self._graphs.forget()
             return {}
         self.captures += len(replays)
-        self._recordings.keep(replays, batches, last)
+        self._graphs.keep(replays, batches, last)
         return replays
 
     def _captured(self, batch: Any, last: bool) -> None:
         self._run_with_table(batch, first=not self.training_step.static_gradients, last=last)
-        self._drop_gradients()  # those that lived on in the pool would be overwritten by the graphs that share it
+        self._drop_gradients()  # other graphs of the pool would overwrite them
 
     def _step_down(self, problem: str) -> None:
         self.mode = self._lower_mode
-        self._recordings.forget()
+        self._graphs.forget()
         self.schedule.rewind(self._executed, self._began)
         self._drop_gradients()
         text = f"the step cannot be captured, so it runs in mode {self.mode!r}: {problem}"

@@ -1,4 +1,4 @@
-"""Compilation: settings, `jit`, loss functions that are compiled, a compiler with eager code's random numbers."""
+"""Compilation: `JitConfig`, `jit`, compiled loss functions, and a compiler backend with eager code's random numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch_sink.loop.core.batches import UsualShape, batch_shapes, batch_tensors
 from torch_sink.loop.core.history import Reasons, first_line
 
 _LEVELS, _EXC_MODES = ("O0", "O1", "O2"), ("auto", "sink", "no_sink")
-# Compiled code is cached under the options of the whole model, so they are those of a graph that draws.
+# Dynamo caches compiled code by the options of the whole model, so these are the options for graphs that draw.
 EAGER_RANDOM: dict[str, Any] = {"fallback_random": True, "layout_optimization": False}
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -29,13 +29,13 @@ class JitConfig:
     """How a step is compiled.
 
     Attributes:
-        jit_level: "O0" does not compile, "O1" compiles, "O2" also captures CUDA graphs where there is CUDA.
-        fullgraph: raise where the compiler would have to leave the graph, instead of falling back.
-        dynamic: one compiled function for all batch shapes; else the first shape is compiled and odd ones run eagerly.
+        jit_level: "O0" does not compile, "O1" compiles, "O2" also captures CUDA graphs on CUDA.
+        fullgraph: raise at a graph break instead of falling back to eager code.
+        dynamic: one compiled function for all batch shapes; else the usual shape is compiled and others run eagerly.
         exc_mode: "sink" captures CUDA graphs, "no_sink" never does, "auto" leaves it to `jit_level`.
-        fast_random: let the compiler draw random numbers its own way; dropout then differs from eager code. Without
-            it, a graph with dropout between its convolutions also keeps the layout of eager code; give such a model
-            the fast one yourself: `model.to(memory_format=torch.channels_last)`.
+        fast_random: let the compiler draw random numbers in its own order; dropout then differs from eager code.
+            Without it, a graph with dropout between its convolutions also keeps the memory layout of eager code; for
+            speed convert such a model yourself: `model.to(memory_format=torch.channels_last)`.
 
     Raises:
         ValueError: a value that is not listed.
@@ -57,29 +57,29 @@ class JitConfig:
 
     @property
     def captures(self) -> bool:
-        """Whether CUDA graphs are asked for."""
+        """Whether the settings ask for CUDA graphs."""
         return self.exc_mode == "sink" or (self.exc_mode == "auto" and self.jit_level == "O2")
 
 
 def compile_function(
     function: Callable[..., Any], config: JitConfig, *, cuda_graphs: bool = False
 ) -> Callable[..., Any]:
-    """torch.compile with the settings of `config`; nothing happens before the first call.
+    """Calls torch.compile with the settings of `config`; compilation starts at the first call of the result.
 
-    Whether it makes CUDA graphs of its own is said in any case: an environment variable can turn them on for all, and
-    they cannot lie inside of others.
+    `cuda_graphs` is always passed on, because an environment variable can change torch's default, and torch's graphs
+    cannot be captured inside those of a loop.
     """
     backend = fast_random_backend if config.fast_random else eager_random_backend
     options: dict[str, Any] = {"triton.cudagraphs": cuda_graphs, **({} if config.fast_random else EAGER_RANDOM)}
     compiled: Any = torch.compile(
         function, backend=backend, fullgraph=config.fullgraph, dynamic=config.dynamic, options=options
     )
-    compiled.get_compiler_config = lambda: options  # what torch has for its own backends
+    compiled.get_compiler_config = lambda: options  # as torch does for its own backends
     return compiled  # type: ignore[no-any-return]
 
 
-def with_code_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A copy with a code object of its own: Dynamo counts recompilations, up to its limit, by code object."""
+def with_new_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy of a function with a new code object, by which Dynamo counts recompilations up to its limit."""
     return FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
 
 
@@ -89,7 +89,7 @@ def compiler_problem() -> str | None:
         from torch._inductor import cpp_builder
 
         cpp_builder.get_cpp_compiler()
-    except Exception as error:  # whatever is wrong with it, the remedy is the same
+    except Exception as error:  # any problem has the same remedy
         return f"no working C++ compiler ({first_line(error)})"
     return None
 
@@ -103,13 +103,13 @@ def jit(
 def jit(fn: Any = None, *, jit_level: str = "O1", fullgraph: bool = False, dynamic: bool = False) -> Any:
     """Compile a function, a method or a module, as `fn = jit(fn)`, `@jit` or `@jit(fullgraph=True)`.
 
-    A module is compiled in place and returned: it keeps its parameters, attributes, `state_dict` and mode, and hooks go
-    on working. Without a working C++ compiler everything runs as it is, unless `fullgraph=True`.
+    A module is compiled in place and returned: parameters, attributes, `state_dict`, mode and hooks stay as they are.
+    Without a working C++ compiler nothing is compiled, unless `fullgraph=True`.
 
     Args:
         fn: the function, method or module.
         jit_level: "O0" leaves the function as it is, "O1" compiles it, "O2" lets torch.compile use CUDA graphs too.
-        fullgraph: raise where the compiler would have to leave the graph.
+        fullgraph: raise at a graph break.
         dynamic: compile once for all shapes.
 
     Raises:
@@ -136,8 +136,8 @@ def jit(fn: Any = None, *, jit_level: str = "O1", fullgraph: bool = False, dynam
 
 
 def jit_with(fn: Any, config: JitConfig) -> Any:
-    """`jit` with every setting of `config`; where there is CUDA and it captures, torch.compile uses CUDA graphs."""
-    if config.jit_level == "O0" or hasattr(fn, "_torchdynamo_orig_callable"):  # nothing asked for, or done already
+    """Compile as `jit` does, with all settings of `config`; if they ask for CUDA graphs, torch.compile makes them."""
+    if config.jit_level == "O0" or hasattr(fn, "_torchdynamo_orig_callable"):  # no compilation, or compiled already
         return fn
     if not config.fullgraph and compiler_problem():
         return fn
@@ -149,9 +149,9 @@ def jit_with(fn: Any, config: JitConfig) -> Any:
 
 
 def _call_of(module: nn.Module) -> Callable[..., Any]:
-    """What to compile of a module: the compiler leaves hooks to Python and takes up its forward.
+    """The function of a module to compile; the compiler runs hooks in Python and compiles the module's forward.
 
-    Forwards of torch.nn, such as Sequential's, it skips as code of torch, unless another function calls them.
+    Dynamo skips forwards of torch.nn, such as Sequential's, unless a function outside torch calls them.
     """
     if not type(module).forward.__module__.startswith("torch."):
         return module._call_impl
@@ -159,19 +159,19 @@ def _call_of(module: nn.Module) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         return module._call_impl(*args, **kwargs)
 
-    return with_code_of_its_own(call)
+    return with_new_code(call)
 
 
 class CompiledLoss:
-    """Compiles a loss function for the usual shape of batches; other shapes run the eager function.
+    """A loss function that is compiled for the usual shape of batches; other shapes run the eager function.
 
-    Recompiling for a short last batch costs tens of seconds and saves milliseconds. The model's buffers are put back
-    if compiling fails half-way.
+    Recompiling for a short last batch costs tens of seconds and saves milliseconds. If compiling fails, the model's
+    buffers are restored and the eager function runs.
     """
 
     def __init__(self, eager: Callable[[Any], Any], model: nn.Module, config: JitConfig, reasons: Reasons) -> None:
         self._eager, self._model, self._config, self._reasons = eager, model, config, reasons
-        self._compiled = compile_function(with_code_of_its_own(lambda batch: eager(batch)), config)
+        self._compiled = compile_function(with_new_code(lambda batch: eager(batch)), config)
         self._shape = UsualShape()
         self._called = self._failed = False
 
@@ -189,7 +189,7 @@ class CompiledLoss:
         buffers = [buffer.detach().clone() for buffer in self._model.buffers()]
         try:
             with warnings.catch_warnings():
-                # A program that makes warnings errors means its own; the compiler's are for those who develop it.
+                # A program that turns warnings into errors does not mean those of the compiler about itself.
                 warnings.filterwarnings("default", module=r"torch\b")
                 return self._compiled(batch)
         except Exception as error:
@@ -206,11 +206,11 @@ class CompiledLoss:
 
 
 def eager_random_backend(model: fx.GraphModule, inputs: Any, *, options: dict[str, Any]) -> Any:
-    """A compiler backend: Inductor, with the random numbers of eager code; needs `EAGER_RANDOM` among the options.
+    """A compiler backend: Inductor with the random numbers of eager code; needs `EAGER_RANDOM` among the options.
 
-    Every random operator runs as in eager code, and fills its result in the order of its memory. A layout of the
-    compiler's choice (channels last for convolutions) would give a dropout mask another order, so graphs in which that
-    could happen keep the layout of eager code. All others are compiled as ever.
+    Every random operator runs as in eager code, and fills its result in memory order. A layout of the compiler's choice
+    (channels last for convolutions) would give a dropout mask another order, so graphs in which that could happen keep
+    the layout of eager code. All others are compiled as usual.
     """
     from torch._inductor import config
 
@@ -226,7 +226,7 @@ def eager_random_backend(model: fx.GraphModule, inputs: Any, *, options: dict[st
 
 
 def fast_random_backend(model: fx.GraphModule, inputs: Any, *, options: dict[str, Any]) -> Any:
-    """A compiler backend: Inductor, with random numbers of its own."""
+    """A compiler backend: Inductor with its own random numbers."""
     return _compile_with_inductor(model, inputs, options, lambda graph: nullcontext())
 
 
@@ -236,10 +236,10 @@ def _compile_with_inductor(
     options: dict[str, Any],
     context: Callable[[fx.GraphModule], AbstractContextManager[Any]],
 ) -> Any:
-    """Compiles in a context for each graph, of which that of a backward pass comes later than this call.
+    """Compiles each graph inside `context(graph)`; that of the backward pass is compiled after this call returns.
 
-    Warnings of the compiler are shown, whatever the program has made of warnings: an error out of one of them would be
-    taken for a failure to compile.
+    Warnings of the compiler stay warnings even if the program turns them into errors, which would be taken for a
+    failure to compile.
     """
     from torch._inductor import compile_fx
 
@@ -254,10 +254,10 @@ def _compile_with_inductor(
 
 
 def _layout_matters(graph: fx.GraphModule) -> bool:
-    """Whether the layout of convolutions could change which element gets which random number, in ATen operators.
+    """Whether the memory layout of a graph of ATen operators could change which element gets which random number.
 
-    It could not for noise without dimensions behind the second one: a number for each sample or channel (stochastic
-    depth, `Dropout2d`), dropout of a classifier's features. Operators that hold graphs of their own count as drawing.
+    It could not for noise of at most two dimensions: one number per sample or channel (stochastic depth, `Dropout2d`),
+    or dropout of a classifier's features. Operators that contain graphs count as drawing.
     """
     return any(_draws_in_memory_order(node) for node in graph.graph.nodes if node.op == "call_function")
 

@@ -1,4 +1,4 @@
-"""The memory that CUDA graphs keep, and how work that is not captured uses it between their replays."""
+"""The memory pool of CUDA graphs, and the places of the tensors that a captured step reads and writes."""
 
 from __future__ import annotations
 
@@ -9,50 +9,52 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
+from torch_sink.loop.step.step import TrainingStep
 from torch_sink.thread_waits import capture_lock, host_sync_allowed
 
 
-class Forgetful(Protocol):
-    """What holds graphs."""
+class GraphHolder(Protocol):
+    """An object that holds graphs of a pool."""
 
-    def forget(self) -> None:
-        """Destroy them."""
+    def forget(self) -> None: ...
 
 
 class GraphMemory:
-    """A pool of device memory for all graphs of a loop, those that train and those that evaluate.
+    """A pool of device memory that all graphs of a loop share, for training and for evaluation.
 
-    Sharing it is sound because replays follow one another on one stream, and what a replay returns is used before the
-    next one. Work that is not captured, such as the step of a short last batch, takes its memory from there too: from
-    the default pool it would need a second set of activations, and a model that fills more than half of the device
-    would run out of memory. Nothing that such work allocates may live on, because a replay writes over it.
+    Sharing is safe because replays follow one another on one stream, and the results of a replay are used before the
+    next one. Uncaptured work, such as the step of a short last batch, allocates in the pool too. In the default pool it
+    would need a second set of activations, and a model that fills more than half of the device would run out of memory.
+    Tensors of uncaptured work must not outlive it, because a replay writes over them.
 
     Attributes:
-        graphs: how many hold the pool now.
+        graphs: number of graphs in the pool.
     """
 
     def __init__(self) -> None:
         self.graphs, self._device = 0, -1
         self._handle: Any = None
-        self._holders: weakref.WeakSet[Forgetful] = weakref.WeakSet()
-        self._live: set[int] = set()  # addresses of tensors that belong there
-        self._needed = 0  # bytes that the graphs needed
+        self._holders: weakref.WeakSet[GraphHolder] = weakref.WeakSet()
+        self._live: set[int] = set()  # addresses of the blocks that belong to graphs
+        self._needed = 0  # bytes of the pool after the latest capture
         self._is_lent = False
 
-    def join(self, holder: Forgetful) -> None:
-        """Name somebody who holds graphs, and has to forget them when the memory is given up."""
+    def join(self, holder: GraphHolder) -> None:
+        """Add a holder of graphs, whose `forget` is called when the memory is given up."""
         self._holders.add(holder)
 
     def handle(self, device: int) -> Any:
-        """The pool to capture into."""
+        """The handle of the pool to capture into."""
         if self.graphs == 0:
-            # torch asserts that no graph is captured into a pool which all graphs have left, while a tensor lies in it.
+            # torch cannot capture into a pool without graphs in which a tensor is still alive, so it gets a new one.
             self._device, self._handle, self._live = device, torch.cuda.graph_pool_handle(), set()
         return self._handle
 
     def note(self) -> None:
-        """After a capture: what lives in the pool now belongs there."""
+        """Take note, after a capture, of the blocks that belong to graphs."""
         self._live, self._needed = self._blocks(), self.reserved
 
     @property
@@ -61,12 +63,12 @@ class GraphMemory:
         return sum(segment["total_size"] for segment in self._segments()) if self.graphs else 0
 
     def make_room(self) -> bool:
-        """Give back what the allocator keeps beside the pool, unless the device has as much again as the graphs need.
+        """Empty the allocator's cache, unless the device has as much free memory as the graphs need.
 
-        For work that is not captured: while a thread allocates in a pool, the allocator gives nothing back by itself.
+        Needed before uncaptured work: while a thread allocates in a pool, the allocator does not do that by itself.
 
         Returns:
-            Whether there is room now for as much again.
+            Whether the device now has as much free memory as the graphs need.
         """
         if self._is_tight():
             with capture_lock:
@@ -78,15 +80,15 @@ class GraphMemory:
 
     @contextmanager
     def lent(self) -> Iterator[bool]:
-        """Context of work of this thread that is not captured: whether there is a pool, in which it then allocates."""
+        """A context in which uncaptured work of this thread allocates in the pool; gives False if there is no pool."""
         if not self.graphs or not _has_pools():
             yield False
             return
         if not self._is_lent and not self._holds_only(self._live):
             self._live = self._blocks()
         self._is_lent, device, handle = True, self._device, self._handle
-        # Backward passes stay in this thread, because the pool is for this thread only: others may need memory of
-        # their own meanwhile. And none may ask the allocator to give its cache back.
+        # Only this thread allocates in the pool, so backward passes have to stay in it. Meanwhile no thread may empty
+        # the allocator's cache.
         with capture_lock, torch.autograd.set_multithreading_enabled(False):
             torch._C._cuda_beginAllocateCurrentThreadToPool(device, handle)
             try:
@@ -94,12 +96,12 @@ class GraphMemory:
             finally:
                 torch._C._cuda_endAllocateToPool(device, handle)
                 torch._C._cuda_releasePool(device, handle)
-                torch._C._cuda_clearCublasWorkspaces()  # of this thread's, one may lie in the pool
+                torch._C._cuda_clearCublasWorkspaces()  # a workspace of this thread may lie in the pool
 
     def take_back(self) -> bool:
-        """After what was lent is used: whether all of it is free. If not, the graphs are forgotten, as a last resort.
+        """Whether all memory that was lent is free again; if not, all graphs are destroyed, as a last resort.
 
-        What lives on, such as a cache that a forward pass has made, then lies in memory that no graph writes to.
+        A tensor that lives on, such as a cache that a forward pass keeps, then lies in memory that no graph writes to.
         """
         was_lent, self._is_lent = self._is_lent, False
         if not was_lent or not self.graphs or self._holds_only(self._live) or not self._blocks() - self._live:
@@ -111,7 +113,7 @@ class GraphMemory:
         return False
 
     def give_up(self) -> None:
-        """Let all graphs be forgotten; what lives in the pool lives on."""
+        """Destroy all graphs; tensors that live in the pool stay valid."""
         with host_sync_allowed():
             for holder in [*self._holders]:
                 holder.forget()
@@ -137,5 +139,77 @@ class GraphMemory:
 
 
 def _has_pools() -> bool:
-    """Whether torch's own allocator is at work; CUDA's (`cudaMallocAsync`) can tell nothing of its pools."""
+    """Whether torch's native allocator is in use; `cudaMallocAsync` tells nothing about its pools."""
     return bool(torch._C._cuda_getAllocatorBackend() == "native")
+
+
+class Places:
+    """The addresses of tensors that a step may write to, at this moment: optimizer state and the model's buffers."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+        self._model, self._kind = model, type(optimizer).__name__
+        self._state: Any = optimizer.state if optimizer is not None else {}
+        self._before = {key: (value, address(value)) for key, value in self._tensors().items()}
+
+    def problem(self) -> str | None:
+        """A message if a step has replaced one of the tensors, whose old memory a replay would use; else None."""
+        now, kind = self._tensors(), self._kind
+        moved = [key for key, (_, place) in self._before.items() if key not in now or address(now[key]) != place]
+        names = {f"the buffer {name}" if isinstance(owner, nn.Module) else f"{name} of {kind}" for owner, name in moved}
+        if not names:
+            return None
+        return (
+            f"the step puts new tensors in the place of {', '.join(sorted(names))}, and a graph would go on with the "
+            "old ones; what is written in place can be captured"
+        )
+
+    def put_back(self) -> None:
+        """Undo what the capture of a step, which computes nothing, has done to state and buffers."""
+        for parameter, name in self.new_state():
+            del self._state[parameter][name]
+        for (owner, name), (value, _) in self._before.items():
+            entries = owner._buffers if isinstance(owner, nn.Module) else self._state[owner]
+            entries[name] = value
+
+    def new_state(self) -> set[Any]:
+        """The owners and names of optimizer state that was created since then."""
+        return _tensors(self._state).keys() - self._before.keys()
+
+    def _tensors(self) -> dict[tuple[Any, str], Tensor]:
+        buffers = {module: module._buffers for module in self._model.modules()}
+        return _tensors(self._state) | _tensors(buffers)
+
+
+def _tensors(owners: Any) -> dict[tuple[Any, str], Tensor]:
+    entries = ((owner, name, value) for owner, named in owners.items() for name, value in named.items())
+    return {(owner, name): value for owner, name, value in entries if isinstance(value, Tensor)}
+
+
+def fingerprint(model: nn.Module, step: TrainingStep, optimizer: torch.optim.Optimizer, tabled: set[str]) -> Any:
+    """All values that a graph of `step` holds as constants; if they differ from before, it has to be captured again.
+
+    `tabled` are names of optimizer options that a graph reads from the device instead.
+    """
+    numbers = [
+        (name, value if not isinstance(value, Tensor) else address(value))
+        for group in optimizer.param_groups
+        for name, value in group.items()
+        if name not in tabled
+    ]
+    modules = [*model.modules()]
+    states = [(one, one.training, one.p if isinstance(one, _DropoutNd) else None) for one in modules]
+    # model.buffers() takes four times as long, and the device is idle meanwhile.
+    buffers = [address(buffer) for one in modules for buffer in one._buffers.values() if buffer is not None]
+    parameters = [(address(p), p.requires_grad) for p in step.update.parameters]
+    gradients = [address(p.grad) if p.grad is not None else 0 for p in step.update.parameters if step.static_gradients]
+    entries = (entry for of_parameter in optimizer.state.values() for entry in of_parameter.values())
+    optimizer_state = [address(entry) for entry in entries if isinstance(entry, Tensor)]
+    return numbers, states, buffers, parameters, gradients, optimizer_state
+
+
+def address(tensor: Tensor) -> int:
+    """The address of a tensor's values; for a sharded tensor, of this rank's part."""
+    if type(tensor) is Tensor or type(tensor) is nn.Parameter:
+        return tensor.data_ptr()
+    local: Any = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # a DTensor's own address is 0
+    return int(local.data_ptr())

@@ -1,1 +1,1 @@
-"""One training step: forward, loss, backward, update, in some precision."""
+"""One training step: forward pass, loss, backward pass and optimizer update, in any precision."""

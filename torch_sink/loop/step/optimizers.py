@@ -1,4 +1,4 @@
-"""Optimizers and their learning rates: on the host in eager code; on the device, with all flags, in captured steps."""
+"""Optimizers and schedulers: flags for captured steps, and learning rates by step, on the host or on the device."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _ADAMS = (torch.optim.Adam, torch.optim.AdamW)
 def make_capturable(optimizer: torch.optim.Optimizer, *, cycles_betas: bool = False) -> None:
     """Set the flags that keep a CUDA optimizer's arithmetic on the device, and move its counters there.
 
-    SGD, Adam and AdamW get their fused kernel, but for sharded parameters: SGD has no other form that reads the
-    learning rate from the device, and that of the others takes a dozen kernels more and no overflow flag. It takes
-    betas as numbers, so not where a scheduler cycles them. All others have the flag `capturable`. Parameters on the
-    CPU are left alone.
+    SGD, Adam and AdamW get their fused kernel. For SGD it is the only form that reads the learning rate from the
+    device; for the others it saves a dozen kernels, and takes an overflow flag. Sharded parameters do not get it, nor
+    do those whose betas a scheduler cycles (`cycles_betas`), which it takes as numbers. Other optimizers get the flag
+    `capturable`. Parameters on the CPU are left as they are.
     """
     for group in optimizer.param_groups:
         if not all(p.is_cuda and p.is_floating_point() for p in group["params"]):
@@ -43,7 +43,7 @@ def make_capturable(optimizer: torch.optim.Optimizer, *, cycles_betas: bool = Fa
 
 
 def capture_obstacle(optimizer: torch.optim.Optimizer, device: torch.device) -> str | None:
-    """Why no step of the optimizer can be captured on `device`, or None where nothing is known to speak against it."""
+    """Why no step of the optimizer can be captured on `device`; None if no reason is known."""
     name = type(optimizer).__name__
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -57,7 +57,7 @@ def capture_obstacle(optimizer: torch.optim.Optimizer, device: torch.device) -> 
 def add_missing_momentum(optimizer: torch.optim.Optimizer) -> None:
     """Give SGD's fused kernel a zero buffer where a parameter gets its first gradient later than others.
 
-    The kernel takes buffers for all or for none. Without dampening a buffer of zeros and none at all mean the same.
+    The kernel takes buffers for all parameters or for none. Without dampening, a buffer of zeros equals no buffer.
     """
     if type(optimizer) is not torch.optim.SGD:
         return
@@ -72,9 +72,9 @@ def add_missing_momentum(optimizer: torch.optim.Optimizer) -> None:
 
 
 def leave_fused_for_sparse(optimizer: torch.optim.Optimizer) -> None:
-    """Take SGD's fused kernel from groups with sparse gradients, which it refuses and the other forms take.
+    """Clear the flag `fused` of SGD's groups with sparse gradients, which only the other forms take.
 
-    An embedding that is told to makes them, which shows at the first backward pass.
+    Embeddings with `sparse=True` make such gradients, from the first backward pass on.
     """
     for group in optimizer.param_groups:
         if group.get("fused") and any(p.grad is not None and p.grad.is_sparse for p in group["params"]):
@@ -83,7 +83,7 @@ def leave_fused_for_sparse(optimizer: torch.optim.Optimizer) -> None:
 
 
 def hidden_state(optimizer: torch.optim.Optimizer, *, numbers_only: bool = False) -> list[str]:
-    """Names of state entries that a graph would bake in: Python numbers, and tensors left on the CPU."""
+    """Names of state entries that a graph would hold as constants: Python numbers, and tensors on the CPU."""
     found: dict[str, None] = {}
     for owner, entries in optimizer.state.items():
         for name, value in entries.items():
@@ -95,7 +95,7 @@ def hidden_state(optimizer: torch.optim.Optimizer, *, numbers_only: bool = False
 
 
 def refuse_python_state(optimizer: torch.optim.Optimizer) -> None:
-    """Raise if the optimizer counts in Python numbers, which neither a mask nor a captured graph can reach."""
+    """Raise if the optimizer counts in Python numbers, which neither a mask nor a captured graph can change."""
     if found := hidden_state(optimizer, numbers_only=True):
         raise UnsupportedOperation(
             f"{type(optimizer).__name__} keeps Python numbers in its state ({', '.join(found)}), which cannot be "
@@ -104,30 +104,31 @@ def refuse_python_state(optimizer: torch.optim.Optimizer) -> None:
 
 
 def cycles_momentum(scheduler: Any) -> bool:
-    """Whether a scheduler, or one inside it, writes momentum or betas into the groups at every step."""
+    """Whether a scheduler, or one inside it, changes momentum or betas at every step."""
     inner = getattr(scheduler, "_schedulers", None) or []
     return bool(getattr(scheduler, "cycle_momentum", False)) or any(cycles_momentum(member) for member in inner)
 
 
 def takes_betas_from_device(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer's step can read its first beta from the device without the host.
+    """Whether an optimizer's step can read its first beta from the device.
 
-    Adam and AdamW can, one tensor at a time. All others compare a momentum with zero on the host, and fused kernels
-    take it as a number.
+    Adam and AdamW can, in the form that steps one tensor at a time. Other optimizers compare momentum with zero on the
+    host, and fused kernels take betas as numbers.
     """
     plain = not any(group.get("fused") or group.get("differentiable") for group in optimizer.param_groups)
     return plain and type(optimizer) in _ADAMS
 
 
 class Schedule:
-    """Steps a scheduler as a plain loop does, and records the learning rate in force at every iteration.
+    """Steps a scheduler as a plain loop does, and keeps the learning rate of every iteration of a sink.
 
-    `param_groups` holds Python numbers between steps, so that schedulers, callbacks and checkpoints see what they
-    expect; only the body of `RateTable.bound()` sees tensors.
+    `param_groups` holds Python numbers between steps, as schedulers, callbacks and checkpoints expect; it holds tensors
+    only inside `RateTable.bound()`. A row of learning rates has one number per group; if the scheduler changes betas
+    too (`cycles_betas`), the groups' first betas follow.
 
-    The scheduler steps `repeats` times where a step is due: after an optimizer update, or at an epoch's end
-    (`per_epoch`). Where it writes `betas` too (`cycles_betas`), a row holds the groups' learning rates, followed by
-    the groups' first betas.
+    Args:
+        per_epoch: whether the scheduler steps at each epoch's end instead of after each optimizer update.
+        repeats: how many steps it then takes.
     """
 
     def __init__(
@@ -137,11 +138,15 @@ class Schedule:
         self._per_epoch, self._accumulate = per_epoch, accumulate
         self.cycles_betas = cycles_momentum(scheduler) and "betas" in optimizer.defaults
         self._rates: list[list[Any]] = []
-        self._snapshot: tuple[Any, list[dict[str, Any]]] | None = None
+        self._before_plan: tuple[Any, list[dict[str, Any]]] | None = None
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether planning takes time, and needs no value from the device, for which a sink cannot wait."""
+        """Whether to plan the rest of a sink while the device works on its first step.
+
+        A plan by a scheduler takes time. It cannot wait for the device, as it would for a learning rate that is a
+        tensor.
+        """
         is_stepped = self.scheduler is not None and not self._per_epoch
         return is_stepped and not any(isinstance(group["lr"], Tensor) for group in self.optimizer.param_groups)
 
@@ -150,14 +155,14 @@ class Schedule:
         self._rates = []
 
     def before_step(self) -> None:
-        """Record the learning rates of the coming iteration."""
+        """Keep the learning rates of the coming iteration."""
         groups = self.optimizer.param_groups
         values = [group["lr"] for group in groups] + [group["betas"][0] for group in groups if self.cycles_betas]
-        # Schedulers change a tensor in place, and only a sink's end may read it.
+        # A copy: schedulers change a tensor in place, and its value is read at the sink's end only.
         self._rates.append([v.detach().clone() if isinstance(v, Tensor) else v for v in values])
 
     def after_update(self) -> None:
-        """Step the scheduler after an optimizer update, also after one that was skipped by overflow."""
+        """Step the scheduler after an optimizer update, even if it was skipped because of overflow."""
         if self.scheduler is not None and not self._per_epoch:
             self._advance()
 
@@ -173,27 +178,27 @@ class Schedule:
         return torch.tensor(rows, dtype=torch.float64, device="cpu")
 
     def plan(self, steps: int, iteration: int) -> list[list[float]]:
-        """Run the scheduler ahead for `steps` iterations after `iteration`; returns a row for each."""
-        self._snapshot = None
+        """Run the scheduler ahead for the `steps` iterations after `iteration`; returns a row for each."""
+        self._before_plan = None
         self.start()
         if self.scheduler is not None and not self._per_epoch:
             groups = self.optimizer.param_groups
             options = [{name: value for name, value in group.items() if name != "params"} for group in groups]
-            # A copy: schedulers write into rates that are tensors.
-            self._snapshot = copy.deepcopy((self.scheduler.state_dict(), options))
+            # A copy: schedulers write to learning rates that are tensors.
+            self._before_plan = copy.deepcopy((self.scheduler.state_dict(), options))
         return self.plan_on(steps, iteration)
 
     def plan_on(self, steps: int, iteration: int) -> list[list[float]]:
-        """Go on with the plan of these iterations, up to `steps` rows in all, which are returned."""
+        """Continue a plan up to `steps` rows in all, which are returned."""
         self._run(steps, iteration)
         self._rates = _as_numbers(self._rates)
         return self._rates
 
     def rewind(self, steps: int, iteration: int) -> None:
-        """After a plan that was cut short: put the scheduler where it is after `steps` iterations."""
-        if self._snapshot is None or self.scheduler is None:
+        """Put the scheduler back to its state after `steps` iterations of a plan that was not completed."""
+        if self._before_plan is None or self.scheduler is None:
             return
-        state, options = self._snapshot
+        state, options = self._before_plan
         self.scheduler.load_state_dict(state)
         for group, values in zip(self.optimizer.param_groups, options, strict=True):
             group.update(values)
@@ -212,14 +217,14 @@ class Schedule:
                 self.after_update()
 
     def _advance(self) -> None:
-        # A planned scheduler runs ahead of the updates on purpose: its warning about the order is beside the point.
+        # Schedulers warn if they step before the optimizer, which a plan does on purpose.
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
         for _ in range(self._repeats):
             self.scheduler.step()
 
 
 def _as_numbers(rows: list[list[Any]]) -> list[list[float]]:
-    """Rows of numbers; tensors among them come to the host in one copy."""
+    """Rows with numbers in the place of tensors, which are copied to the host together."""
     tensors = [value.reshape(()).double() for row in rows for value in row if isinstance(value, Tensor)]
     if not tensors:
         return rows
@@ -229,15 +234,15 @@ def _as_numbers(rows: list[list[Any]]) -> list[list[float]]:
 
 
 class RateTable:
-    """A sink's learning rates on the device, one row a step; a captured step reads the row at the log's cursor."""
+    """A sink's learning rates on the device, one row per step; a captured step reads the row at the log's cursor."""
 
     def __init__(self, schedule: Schedule, log: StepLog) -> None:
         self._optimizer, self._cycles_betas = schedule.optimizer, schedule.cycles_betas
         self._cursor: Any = log.cursor
         self.groups = len(schedule.optimizer.param_groups)
         columns = self.groups * (2 if self._cycles_betas else 1)
-        # Float64 gives the bits of a Python float. On CUDA the fused kernels read float32, and those for lists of
-        # tensors take a number of another type than theirs one tensor at a time; betas are subtracted from 1.
+        # Float64 keeps the bits of a Python float, which betas need, because they are subtracted from 1. On CUDA, fused
+        # kernels read float32, and with another dtype foreach kernels would step one tensor at a time.
         pinned, capacity, device = log.device.type == "cuda", log.capacity, log.device
         dtype = torch.float32 if pinned and not self._cycles_betas else torch.float64
         self._host = torch.zeros(capacity, columns, dtype=dtype, device="cpu", pin_memory=pinned)
@@ -247,9 +252,9 @@ class RateTable:
         self._written: list[list[float]] = []
 
     def write(self, rows: list[list[float]]) -> None:
-        """Queue a copy of the rows that are not there yet: of a new sink, or of more steps of the one that runs.
+        """Queue a copy of the rows that the device lacks, of a new sink or of more steps of the current one.
 
-        A row is written to the host's memory once a sink: the copy of the first may still be under way.
+        Rows that were written in this sink are not written again, because their copy may still be running.
         """
         count, known = len(rows), len(self._written)
         if rows == self._written[:count]:
@@ -260,12 +265,12 @@ class RateTable:
         self._table[first:count].copy_(self._host[first:count], non_blocking=True)
 
     def load_row(self) -> None:
-        """On the device: fetch the current step's row."""
+        """Queue a copy, on the device, of the current step's row."""
         self._row.copy_(self._table.index_select(0, self._cursor))
 
     @contextmanager
     def bound(self) -> Iterator[None]:
-        """Let the optimizer read the row on the device; what was there is put back after."""
+        """A context in which the optimizer reads the row on the device; afterwards it has its numbers back."""
         groups = self._optimizer.param_groups
         names = ["lr", "betas", "foreach"]
         kept = [{name: group[name] for name in names if name in group} for group in groups]
@@ -273,7 +278,7 @@ class RateTable:
             group["lr"] = self._rates[index]
             if self._cycles_betas:
                 group["betas"] = (self._rates[len(groups) + index], group["betas"][1])
-                group["foreach"] = False  # the foreach form would read the beta on the host
+                group["foreach"] = False  # the foreach form reads betas on the host
         try:
             yield
         finally:

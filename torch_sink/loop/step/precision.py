@@ -1,4 +1,4 @@
-"""AMP levels: which part of the forward pass runs in low precision. Parameters stay the float32 tensors they are."""
+"""The forward pass of a batch, and its precision: AMP levels, under which parameters stay float32 tensors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from torch.nn.modules.loss import _Loss
 from torch_sink.common.integrations import without_wrappers
 from torch_sink.loop.core.batches import batch_tensors, map_tensors
 
+Function = Callable[[nn.Module, Any], Any]
 LEVELS = ("O0", "O1", "O2", "O3", "auto")
 LOW = (torch.float16, torch.bfloat16)
 NORMALIZATION: tuple[type[nn.Module], ...] = (
@@ -31,33 +32,33 @@ NORMALIZATION: tuple[type[nn.Module], ...] = (
 
 
 class Precision:
-    """O0: the forward pass in the dtype of the model."""
+    """O0: the forward pass runs in the dtype of the model."""
 
     def __init__(self, level: str, dtype: torch.dtype, device_type: str = "cpu") -> None:
         self.level, self.dtype, self.device_type = level, dtype, device_type
 
     def context(self) -> AbstractContextManager[Any]:
-        """Context of the forward pass."""
+        """A context for the forward pass."""
         return nullcontext()
 
     def loss_context(self) -> AbstractContextManager[Any]:
-        """Context, inside the other one, of a loss function."""
+        """A context for the loss function, inside `context()`."""
         return nullcontext()
 
     def inputs(self, inputs: Any) -> Any:
-        """What a forward gets that runs in `context()`."""
+        """Casts the arguments of a forward that runs in `context()`."""
         return inputs
 
     def outputs(self, outputs: Any) -> Any:
-        """What the loss function gets for the model's outputs, and the backward pass for the loss."""
+        """Casts the model's outputs for the loss function, and the loss for the backward pass."""
         return outputs
 
     def close(self) -> None:
-        """Leave the model as it was found."""
+        """Remove all hooks from the model."""
 
 
 class Autocast(Precision):
-    """O1: torch.autocast chooses the dtype by operator; outputs and loss are float32."""
+    """O1: torch.autocast chooses the dtype of each operator; outputs and loss are float32."""
 
     def context(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.device_type, dtype=self.dtype)
@@ -67,12 +68,13 @@ class Autocast(Precision):
 
 
 class LayerCasts(Autocast):
-    """O2 and O3: torch.autocast, and what goes from layer to layer is in low precision.
+    """O2 and O3: torch.autocast, with low precision for the tensors between layers.
 
-    Layers with parameters hand low precision on, and so does dropout, behind which the residual stream of a transformer
-    begins. So do normalization layers, which compute in float32 at O2 (`float_norms`). The model's outputs and the loss
-    function are float32. All of it is done by hooks that look whether autocast is in force: outside `context()` the
-    model is what it was, and an activation checkpoint, which restores autocast, recomputes what it computed.
+    The outputs of layers with parameters are cast to low precision, and those of dropout, after which the residual
+    stream of a transformer begins. So are those of normalization layers, which compute in float32 at O2
+    (`float_norms`). The model's outputs and the loss function are float32. The casts are hooks that act only under
+    autocast: outside `context()` the model computes as before, and an activation checkpoint, which restores autocast,
+    recomputes with the same casts.
     """
 
     def __init__(
@@ -81,15 +83,15 @@ class LayerCasts(Autocast):
         super().__init__(level, dtype, device_type)
         to_low, to_float = _Cast(dtype, dtype), _Cast(torch.float32, dtype)
         float_norms = level == "O2" if float_norms is None else float_norms
-        inner = without_wrappers(model)  # what the model computes last is not rounded, in whatever it was wrapped
+        inner = without_wrappers(model)  # the model's last outputs are not rounded, with or without wrappers
         outermost = model, inner, without_wrappers(getattr(inner, "module", inner))
         self._handles: list[Any] = []
-        weakref.finalize(self, _remove, self._handles).atexit = False  # a loop may go without being closed
+        weakref.finalize(self, _remove, self._handles).atexit = False  # a loop may be collected without close()
         for module in model.modules():
             if isinstance(module, _Loss):
                 self._handles.append(module.register_forward_pre_hook(to_float.inputs, with_kwargs=True))
             elif isinstance(module, NORMALIZATION):
-                # RMSNorm has no kernel for low precision inputs with float32 weights.
+                # RMSNorm has no kernel for low-precision inputs with float32 weights.
                 norm_gets = to_float if float_norms or isinstance(module, nn.RMSNorm) else to_low
                 self._handles.append(module.register_forward_pre_hook(norm_gets.inputs, with_kwargs=True))
                 self._handles.append(module.register_forward_hook(to_low.outputs))
@@ -112,7 +114,7 @@ def _remove(handles: list[Any]) -> None:
 
 
 class _Cast:
-    """Hooks that cast float32 and low precision to `target` where autocast to `low` is in force."""
+    """Hooks that cast float32 and low-precision tensors to `target` under autocast to `low`."""
 
     def __init__(self, target: torch.dtype, low: torch.dtype) -> None:
         self.target, self.low = target, low
@@ -134,7 +136,7 @@ class _Cast:
 
 
 class FullPrecision(Precision):
-    """A part of a model in low precision that runs in float32 and hands low precision on."""
+    """The precision of a float32 part of a model in low precision: its outputs are cast to low precision."""
 
     def context(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.device_type, enabled=False)
@@ -147,10 +149,10 @@ class FullPrecision(Precision):
 
 
 class PrecisionForward:
-    """Stands in for a module's `forward`, and runs it under a precision."""
+    """Stand-in for a module's `forward` that runs it under a precision."""
 
     def __init__(self, module: nn.Module, precision: Precision) -> None:
-        self._reference, self._precision = weakref.ref(module), precision  # it lies in the module
+        self._reference, self._precision = weakref.ref(module), precision  # weak: the module keeps this
         self._own = module.__dict__.get("forward")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -170,7 +172,7 @@ class PrecisionForward:
         return self._own or type(module).forward.__get__(module)  # type: ignore[no-any-return]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # The model may have moved since; what has no parameters goes by what it gets.
+        # The device now: the model may have moved. A module without parameters takes that of its arguments.
         module = self._module()
         for tensor in [*islice(module.parameters(), 1)] or batch_tensors((args, kwargs))[:1]:
             self._precision.device_type = tensor.device.type
@@ -181,7 +183,7 @@ class PrecisionForward:
 
 
 def _forward_of(module: nn.Module, precision: Precision, own: Any) -> PrecisionForward:
-    made = PrecisionForward(module, precision)  # of a module that is being copied, whose attributes are not there yet
+    made = PrecisionForward(module, precision)  # while a module is copied, its attributes do not exist yet
     made._own = own
     return made
 
@@ -192,7 +194,7 @@ def to_float32(value: Any) -> Any:
 
 
 def resolve_level(level: str, dtype: torch.dtype, model: nn.Module, device: torch.device) -> str:
-    """Check the `amp` and `amp_dtype` arguments; "auto" becomes a level."""
+    """Check the `amp` and `amp_dtype` arguments; returns the level, for "auto" that of the device."""
     if level not in LEVELS:
         raise ValueError(
             f"amp={level!r}: the levels are {', '.join(LEVELS)}; for autocast pass amp='O1', amp_dtype=torch.bfloat16"
@@ -210,7 +212,89 @@ def resolve_level(level: str, dtype: torch.dtype, model: nn.Module, device: torc
 def make_precision(
     level: str, dtype: torch.dtype, device_type: str, model: nn.Module, *, float_norms: bool | None = None
 ) -> Precision:
-    """The precision of a model; O2 and O3 belong to it alone, and hang hooks on it until they are closed or gone."""
+    """Make the precision of a model; for O2 and O3, the model has hooks until it is closed or collected."""
     if level in ("O0", "O1"):
         return (Precision if level == "O0" else Autocast)(level, dtype, device_type)
     return LayerCasts(level, dtype, device_type, model, float_norms=float_norms)
+
+
+class Judged(NamedTuple):
+    """The results of an evaluation of one batch."""
+
+    loss: Tensor | None  # its mean over the batch, or one value per sample
+    output: Any
+    labels: tuple[Any, ...]
+    named: dict[str, Tensor]  # further means over the batch, by name
+    samples: int
+
+
+class ForwardPass:
+    """The forward pass of a model and its loss, under a precision, for training and for evaluation.
+
+    In mode "compile", its methods are compiled.
+
+    Args:
+        function: `function(model, batch)`, or None for `loss_fn(model(x), *labels)` of batches (x, *labels).
+    """
+
+    def __init__(
+        self, model: nn.Module, loss_fn: Callable[..., Any] | None, function: Function | None, precision: Precision
+    ) -> None:
+        self._model, self._loss_fn, self._function, self._precision = model, loss_fn, function, precision
+
+    def loss(self, batch: Any) -> tuple[Any, dict[str, Tensor]]:
+        """The loss of a batch, attached to its autograd graph, and the named values that `function` returns with it."""
+        if self._function is None:
+            _check_pair(batch)
+            return self._precision.outputs(self._run(batch)[0]), {}
+        result = self._run(batch)
+        loss, named = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+        if not isinstance(named, dict):
+            raise TypeError(f"forward returned (loss, {type(named).__name__}); return loss, or (loss, dict)")
+        return self._precision.outputs(loss), named
+
+    def mean_loss(self, batch: Any) -> Judged:
+        """Evaluates a batch by the `function` that trains, which returns the loss, or (loss, dict of named tensors)."""
+        loss, named = self.loss(batch)
+        return Judged(loss, None, (), dict(named), _count_samples((), batch))
+
+    def judged(self, batch: Any) -> Judged:
+        """Evaluates a batch by the loss function, or by a `function` that returns (loss, output, *labels)."""
+        if self._function is None and (not isinstance(batch, (tuple, list)) or len(batch) < 2):
+            raise TypeError(
+                f"the batch is a {type(batch).__name__}; an evaluation takes (x, y) batches, or a function that gives "
+                "(loss, output, labels): Model(..., eval_network=...), StepLoop.evaluate(..., forward=...)"
+            )
+        result = self._run(batch)
+        if not isinstance(result, (tuple, list)) or not result:
+            raise TypeError(f"the evaluation gave a {type(result).__name__}; return (loss, output, labels)")
+        loss, output, *labels = (*result, None) if len(result) == 1 else result
+        return Judged(loss, self._precision.outputs(output), tuple(labels), {}, _count_samples(labels, batch))
+
+    def _run(self, batch: Any) -> Any:
+        """Runs the forward pass: returns the result of `function`, or (loss, output, *labels) without one."""
+        precision = self._precision
+        with precision.context():
+            if self._function is not None:
+                return self._function(self._model, batch)
+            inputs, *labels = batch
+            output = precision.outputs(self._model(inputs))
+            if self._loss_fn is None:
+                return None, output, *labels
+            with precision.loss_context():
+                return self._loss_fn(output, *labels), output, *labels
+
+
+def _check_pair(batch: Any) -> None:
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        size = f" of {len(batch)}" if isinstance(batch, (tuple, list, dict)) else ""
+        raise TypeError(
+            f"the batch is a {type(batch).__name__}{size}; a tuple or list (x, y) trains by loss_fn(model(x), y), "
+            "for anything else pass forward=lambda model, batch: loss"
+        )
+
+
+def _count_samples(labels: Any, batch: Any) -> int:
+    """The number of samples: the length of the first label that is no scalar, else of the batch's first such tensor."""
+    tensors = (*batch_tensors(list(labels)), *batch_tensors(batch))
+    return next((tensor.shape[0] for tensor in tensors if tensor.dim()), 1)

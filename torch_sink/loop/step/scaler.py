@@ -1,4 +1,4 @@
-"""Loss scalers whose state lives on the device, so that neither scaling nor adjusting waits for it."""
+"""Loss scalers with their state on the device, so that neither scaling nor adjusting waits for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch._compile import _disable_dynamo  # torch.compiler.disable imports the
 
 from torch_sink.common.containers import map_leaves
 from torch_sink.errors import SinkError
-from torch_sink.loop.core.history import SinkRecord
+from torch_sink.loop.core.history import SinkResults
 from torch_sink.loop.step.update import OptimizerUpdate
 from torch_sink.thread_waits import host_sync_allowed
 
@@ -22,7 +22,7 @@ def all_finite(inputs: Tensor | Iterable[Tensor | None]) -> Tensor:
     """Tell whether every value of every tensor is finite, without waiting for the device.
 
     Args:
-        inputs: tensors of any shape and dtype; None among them, as for a parameter without gradient, counts as finite.
+        inputs: tensors of any shape and dtype; None, as for a parameter without gradient, counts as finite.
 
     Returns:
         A bool tensor of shape [], on the device of the first tensor.
@@ -41,7 +41,7 @@ def grads_finite(source: torch.optim.Optimizer | nn.Module | Iterable[Tensor]) -
     """Tell whether every gradient is finite, without waiting for the device.
 
     Args:
-        source: an optimizer, a module, or parameters; those without a gradient are passed over.
+        source: an optimizer, a module, or parameters; those without a gradient are ignored.
 
     Returns:
         A bool tensor of shape [], on the device of the gradients.
@@ -97,7 +97,7 @@ class StaticLossScaler:
 
     def to(self, device: torch.device) -> StaticLossScaler:
         """Move the state to `device`; returns the scaler itself."""
-        with host_sync_allowed():  # once, where a run is set up
+        with host_sync_allowed():  # once per run
             for name, value in self.state_dict().items():
                 setattr(self, name, value.to(device))
         return self
@@ -137,13 +137,14 @@ class StaticLossScaler:
     def step(self, optimizer: torch.optim.Optimizer) -> Tensor:
         """Unscale the gradients, unless `unscale_` did, and step the optimizer unless one of them is not finite.
 
-        The step is skipped on the device; the host learns nothing of it. Only until an update has succeeded the host
-        looks itself, because the optimizer's state, which a skipped step must put back, does not exist yet. Parameters
-        and state have the bits of `torch.amp.GradScaler.step`. In compiled code it runs as it is, between graphs.
+        The step is skipped on the device, without a host sync. Until the first update has succeeded, however, the host
+        reads the overflow flag, because the optimizer state that a skipped step has to restore does not exist yet.
+        Parameters and state are bit-identical to those of `torch.amp.GradScaler.step`. Compiled code breaks its graph
+        here.
 
         Args:
-            optimizer: a dense torch.optim optimizer that keeps tensors in its state. On CUDA its flag `capturable`, or
-                `fused` of SGD, is set: without it there is arithmetic on the host.
+            optimizer: a dense torch.optim optimizer that keeps tensors in its state. On CUDA this sets its flag
+                `capturable`, or `fused` for SGD, so that no arithmetic runs on the host.
 
         Returns:
             Whether all gradients are finite, a bool tensor of shape []: what `adjust` takes. With several optimizers,
@@ -179,7 +180,7 @@ class StaticLossScaler:
         return self.scale_value.double().reciprocal().float()
 
     def adjust(self, grads_finite: Tensor | bool) -> bool:
-        """Take note of a step; a static scale never changes. Returns False."""
+        """Does nothing, because a static scale never changes; returns False."""
         return False
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -187,7 +188,7 @@ class StaticLossScaler:
         return {"scale_value": self.scale_value}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Copy a state in, in place: captured graphs keep reading the same memory."""
+        """Load a state in place: captured graphs go on reading the same memory."""
         for name, value in self.state_dict().items():
             value.copy_(state[name])
 
@@ -243,17 +244,17 @@ def _map_scalable(function: Callable[[Tensor], Tensor], inputs: Any) -> Any:
 
 
 class OverflowCount:
-    """Aborts a run whose updates overflow for ever: at any scale, the gradients are not finite.
+    """Aborts a run whose updates all overflow, because the gradients are not finite at any loss scale.
 
-    Only a dynamic scaler is counted; with a static one skipping is what was asked for.
+    This applies to dynamic scalers only; with a static one, the user has asked to skip such updates.
     """
 
     def __init__(self, scaler: StaticLossScaler | None, accumulate: int) -> None:
         self._counts, self._accumulate = isinstance(scaler, DynamicLossScaler), accumulate
         self._in_a_row = 0
 
-    def add(self, sink: SinkRecord, last_step: int) -> None:
-        """Take in the flags of a sink that ended with step `last_step`."""
+    def add(self, sink: SinkResults, last_step: int) -> None:
+        """Count the overflows of a sink that ended with step `last_step`."""
         if not self._counts:
             return
         for step, overflow in enumerate(sink.overflows.tolist(), last_step - len(sink.overflows) + 1):
@@ -275,8 +276,8 @@ def resolve_loss_scaler(
 ) -> StaticLossScaler | None:
     """Turn the `loss_scaler` argument into a scaler on `device`, or None.
 
-    "default" is dynamic scaling where float16 is used, and none elsewhere: bfloat16 has the range of float32. An
-    optimizer that was prepared with a GradScaler of its own (`own`) gets one with its scale, factor and window.
+    "default" means dynamic scaling for float16 and none otherwise: bfloat16 has the range of float32. For an optimizer
+    that another library prepared with a GradScaler (`own`), it means one with the same scale, factor and window.
     """
     if loss_scaler is None:
         return None

@@ -1,4 +1,4 @@
-"""One training step, written so that every mode runs the same code and none waits; and how steps run from Python."""
+"""One training step, the same code in every mode and without host syncs, and the engine that runs steps eagerly."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_sink.loop.core.distributed import Ranks
-from torch_sink.loop.core.history import SinkRecord, StepLog
+from torch_sink.loop.core.history import SinkResults, StepLog
 from torch_sink.loop.step.optimizers import Schedule
 from torch_sink.loop.step.update import OptimizerUpdate
 
@@ -32,11 +32,15 @@ def check_loss(loss: Any) -> None:
 
 
 class TrainingStep:
-    """Forward, backward and, after every `accumulate`-th batch, the update; losses go to the device log.
+    """Forward pass, backward pass and, after every `accumulate`-th batch, the update; losses go to the log.
 
-    `gradient_sync` takes whether gradients are reduced over the ranks, and gives the context of forward and backward
-    pass; `backward_context` that of the backward pass alone. With `static_gradients`, gradients stay in one place and
-    are set to zero after each update, as captured accumulation needs; else they are made anew for each.
+    Args:
+        loss_function: `loss_function(batch)` -> (loss, named values).
+        gradient_sync: `gradient_sync(reduce)` -> context for forward and backward pass, in which gradients are reduced
+            over the ranks or not.
+        backward_context: `backward_context()` -> context for the backward pass.
+        static_gradients: keep gradients in the same memory and set them to zero after each update, as captured
+            accumulation needs; otherwise each accumulation allocates new ones.
     """
 
     def __init__(
@@ -56,7 +60,7 @@ class TrainingStep:
         self._started = False
 
     def run(self, batch: Any, *, first: bool, last: bool) -> None:
-        """Train on one batch, which opens an accumulation (first) and closes one (last): the optimizer steps."""
+        """Train on one batch, the `first` or `last` one of an accumulation or neither; the last one has the update."""
         if first and not (self.static_gradients and self._started):
             self.update.zero_gradients()
         self._started = True
@@ -70,7 +74,7 @@ class TrainingStep:
         self.log.advance()
 
     def rehearse(self, model: nn.Module, batch: Any) -> None:
-        """Forward and backward of which nothing is left: no word in the log, gradients and buffers as before."""
+        """Run forward and backward pass without an effect on log, gradients and buffers."""
         parameters = [*model.parameters()]
         gradients = [parameter.grad for parameter in parameters]
         buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
@@ -100,11 +104,11 @@ class TrainingStep:
 
 
 class Engine:
-    """Runs the steps of a sink and hands back its record. Eager and compiled steps differ in the loss function only.
+    """Runs the steps of a sink and returns their results. Eager and compiled steps differ in the loss function only.
 
     Attributes:
         mode: "eager" or "compile".
-        watches_next_step: whether the next step is to run under the sync detector; the first one, where it may.
+        watches_next_step: whether the next step runs under `watch_host_syncs`; true for the first step if `watchable`.
     """
 
     def __init__(self, mode: str, step: TrainingStep, schedule: Schedule, ranks: Ranks, *, watchable: bool) -> None:
@@ -113,15 +117,15 @@ class Engine:
 
     @property
     def host_syncs(self) -> int:
-        """Waits so far beyond those at the sinks' ends."""
+        """Number of host syncs so far, without those at the ends of sinks."""
         return self.training_step.update.host_checks
 
     def running(self) -> AbstractContextManager[Any]:
-        """Context of a whole run."""
+        """A context for a whole run."""
         return nullcontext()
 
     def attach(self, loader: Any, *, callbacks: bool) -> None:
-        """Take note of the loader of the coming run, and whether callbacks may change anything between its sinks."""
+        """Set the loader of the coming run, and whether callbacks may change the training between its sinks."""
 
     def reserve(self, steps: int) -> None:
         """Make room for sinks of up to `steps` steps."""
@@ -141,19 +145,19 @@ class Engine:
         if last:
             self.schedule.after_update()
 
-    def end(self, steps: int, iteration: int) -> SinkRecord:
-        """Close the sink after `steps` executed steps: the one wait for the device."""
+    def end(self, steps: int, iteration: int) -> SinkResults:
+        """Close the sink after `steps` executed steps, with its only wait for the device."""
         rates = self.schedule.rates(steps)  # while the device is busy
         losses, overflows, *metrics = self.log.read(steps, self.ranks)
         named = dict(zip(self.log.metric_names or (), metrics, strict=True))
-        return SinkRecord(losses, overflows.bool(), rates, named)
+        return SinkResults(losses, overflows.bool(), rates, named)
 
     def close(self) -> None:
         """Release what the device holds."""
 
 
 def check_device(tensors: list[Tensor], model_devices: frozenset[torch.device]) -> None:
-    """Raise unless a batch's tensors lie where the model is."""
+    """Raise unless a batch's tensors are on a device of the model; scalars may be on the CPU."""
     for tensor in tensors:
         if tensor.device not in model_devices and (tensor.dim() > 0 or tensor.device.type != "cpu"):
             devices = ", ".join(sorted(str(device) for device in model_devices))

@@ -1,4 +1,4 @@
-"""The state of a training: what it is made of, and how far it has come."""
+"""The state of a training: model, optimizer and options, and the number of steps so far."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from torch_sink.errors import SinkError
 from torch_sink.loop.core import arguments as check
 from torch_sink.loop.core.distributed import Ranks
 from torch_sink.loop.core.history import Progress, RunHistory
-from torch_sink.loop.step.forward import ForwardPass, Function
 from torch_sink.loop.step.optimizers import Schedule
-from torch_sink.loop.step.precision import Precision, make_precision, resolve_level
+from torch_sink.loop.step.precision import ForwardPass, Function, Precision, make_precision, resolve_level
 from torch_sink.loop.step.scaler import DynamicLossScaler, OverflowCount, StaticLossScaler, resolve_loss_scaler
 from torch_sink.loop.step.update import WeightAverage
 
@@ -25,18 +24,18 @@ _log = logging.getLogger("torch_sink")
 
 
 class TrainState:
-    """All that the next step depends on but the batch: a run, its engine, checkpoints and evaluations share it.
+    """Everything that the next step depends on except the batch; runs, engines, checkpoints and evaluations share it.
 
     The arguments are those of `StepLoop`.
 
     Attributes:
-        optimizer: without the wrappers of other libraries; None where nothing trains, and so is `schedule`.
-        schedule: when the scheduler steps, and the learning rates of each step.
-        average: of the weights, or None.
+        optimizer: without the wrappers of other libraries; None, like `schedule`, for a loop that does not train.
+        schedule: when the scheduler steps, and the learning rate of each step.
+        average: moving average of the weights, or None.
         step_count: iterations trained so far, in all runs.
-        progress: of the run under way, or of the latest one.
+        progress: of the current run, or of the latest one.
         history: of the same run; None before the first.
-        is_resumed: whether the next run completes the one that a state was taken from.
+        is_resumed: whether the next run completes the run of a loaded state.
 
     Raises:
         TypeError, ValueError: an argument that cannot be used; the message says what can.
@@ -79,13 +78,15 @@ class TrainState:
         self.progress = Progress()
         self.history: RunHistory | None = None
         self.is_resumed = False
-        # Last: its hooks are not to stay on a model that was refused, nor to be copied into the average.
+        # Last, because its hooks must not stay on a model after an error, nor be copied into the average.
         self.precision = make_precision(level, amp_dtype, self.device.type, model)
 
     def _trained_by(self, given: Any, level: str, given_scheduler: Any, schedule: str | None) -> tuple[Any, Any, Any]:
-        """The optimizer and the scheduler, unwrapped, and the schedule of both; without an optimizer, None each."""
+        """Optimizer and scheduler without wrappers, and their schedule; None for each without an optimizer."""
         if given is None:
-            check.check_needs_no_optimizer(given_scheduler, schedule)
+            for name, value in (("scheduler", given_scheduler), ("schedule", schedule)):
+                if value is not None:
+                    raise ValueError(f"{name}= needs an optimizer; without one a loop evaluates and predicts only")
             return None, None, None
         optimizer = check.unwrap_optimizer(given, level)
         check.check_optimizer_covers(self.model, optimizer)
@@ -96,7 +97,7 @@ class TrainState:
         return optimizer, scheduler, made
 
     def describe(self) -> list[str]:
-        """What trains, and how far it has come, in lines for a reader."""
+        """Precision, loss scaler, number of steps and optimizer, as lines of text."""
         precision, scaler, optimizer = self.precision, self.scaler, self.optimizer
         return [
             f"amp: {precision.level}" + ("" if precision.level == "O0" else f" {precision.dtype}"),
@@ -116,11 +117,11 @@ class TrainState:
         return self.average.model()
 
     def forward_pass(self) -> ForwardPass:
-        """The forward pass that trains."""
+        """The forward pass of training."""
         return ForwardPass(self.model, self.loss_fn, self.forward, self.precision)
 
     def judging(self, model: nn.Module, forward: Function | None, precision: Precision | None = None) -> TrainState:
-        """The same state around another model, forward function and precision, for an evaluation."""
+        """A copy of the state with another model, forward function and precision, for an evaluation."""
         other = copy.copy(self)
         other.model, other.forward, other.precision = model, forward, precision or self.precision
         return other

@@ -1,4 +1,7 @@
-"""The optimizer update of a step: unscale, clip, step or skip, adjust the scale, average. Never waits, once warm."""
+"""The optimizer update of a step: unscale, clip, step or skip, adjust the scale, average the weights.
+
+It does not wait for the device after the first updates.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from torch_sink.thread_waits import host_sync_allowed
 
 
 class Scaler(Protocol):
-    """A loss scaler, as an update uses it."""
+    """The part of a loss scaler that an update uses."""
 
     def scale(self, inputs: Any) -> Any: ...
     def inverse(self) -> Tensor: ...
@@ -31,7 +34,7 @@ class Scaler(Protocol):
 class WeightAverage:
     """average = decay * average + (1 - decay) * weights after every update; the first update copies the weights.
 
-    The numbers equal `torch.optim.swa_utils.AveragedModel` with `get_ema_multi_avg_fn(decay)`, which reads its
+    The results equal those of `torch.optim.swa_utils.AveragedModel` with `get_ema_multi_avg_fn(decay)`, which reads its
     counter on the host.
     """
 
@@ -54,7 +57,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, skipped: Tensor | None = None) -> None:
-        """Take the weights in; where `skipped` (float32 []) is 1, the update was skipped and the average stays."""
+        """Add the current weights to the average, unless `skipped` (float32 []) is 1: the update was skipped."""
         if not self.started:
             torch._foreach_copy_(self._averages, self._weights)
             self.started = True
@@ -77,7 +80,7 @@ class WeightAverage:
         return {"started": self.started, "weights": weights}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Copy a state in, in place."""
+        """Load a state in place."""
         self.started = bool(state["started"])
         weights = state["weights"]
         for name, average in self._module.named_parameters():
@@ -87,14 +90,14 @@ class WeightAverage:
 class OptimizerUpdate:
     """Applies the gradients of a model.
 
-    With a loss scaler, an update whose gradients are not finite is skipped on the device: by the optimizer's own
-    kernel where it takes `found_inf`, else by a mask that puts the old parameters and state back. The mask needs the
-    state to exist, and several optimizers begin with values other than zero; so until every parameter at hand has
-    gone through one finite update, and the average has begun, overflow is checked on the host.
+    With a loss scaler, an update whose gradients are not finite is skipped on the device: by the optimizer's kernel if
+    it takes `found_inf`, else by a mask that restores parameters and state. The mask needs existing state, because
+    several optimizers initialize theirs to values other than zero. So the host checks for overflow until every
+    parameter with a gradient has had one finite update, and the average has begun.
 
     Args:
-        model: its parameters are clipped; None for those of the optimizer alone.
-        agrees: whether the overflow flag has to be made equal on all ranks: each sees its own shards or buckets only.
+        model: its parameters are clipped; None for an update of the optimizer's parameters only.
+        agrees: whether to make the overflow flag equal on all ranks, each of which sees only some of the gradients.
         cycles_betas: whether a scheduler changes the optimizer's betas.
     """
 
@@ -113,20 +116,20 @@ class OptimizerUpdate:
         self.optimizer, self.scaler, self.average = optimizer, scaler, average
         self.found_inf = torch.zeros((), dtype=torch.float32, device=device)
         self.host_checks = 0
-        self.has_warmed_up = False  # whether the latest update had all state at hand
+        self.has_warmed_up = False  # whether the latest update needed no host check
         self._clip_grad_norm, self._agrees, self._cycles_betas = clip_grad_norm, agrees, cycles_betas
         self._model_parameters = list(model.parameters()) if model is not None else []
         self.parameters: list[nn.Parameter] = []
         self._owned = -1
         self.follow_optimizer()
-        # What was loaded counts: a parameter with state has gone through an update.
+        # A parameter with loaded state has had an update.
         self._warm_parameters = {parameter for parameter in self.parameters if parameter in optimizer.state}
 
     @property
     def _warm(self) -> bool:
-        """Whether the next update, with the gradients now present, can do without the host.
+        """Whether the next update, with the current gradients, needs no check on the host.
 
-        State may be there before the first update (Adagrad's, or what was loaded); an average is not.
+        State may exist before the first update (Adagrad's, or loaded state), the average does not.
         """
         average_began = self.average is None or self.average.started
         return average_began and self._warm_parameters.issuperset(self._with_gradients())
@@ -135,7 +138,7 @@ class OptimizerUpdate:
         return (parameter for parameter in self.parameters if parameter.grad is not None)
 
     def follow_optimizer(self) -> None:
-        """Take in parameters that the optimizer was given since, as by `add_param_group`."""
+        """Include parameters that were added to the optimizer since the last call, as by `add_param_group`."""
         count = sum(len(group["params"]) for group in self.optimizer.param_groups)
         if count != self._owned:
             owned = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
@@ -145,7 +148,7 @@ class OptimizerUpdate:
                 make_capturable(self.optimizer, cycles_betas=self._cycles_betas)
 
     def zero_gradients(self, *, in_place: bool = False) -> None:
-        """Forget the gradients of every parameter of the model and of the optimizer, or set them to zero in place."""
+        """Drop the gradients of all parameters of model and optimizer, or set them to zero `in_place`."""
         if in_place:
             torch._foreach_zero_([p.grad for p in self.parameters if p.grad is not None])
             return
@@ -223,7 +226,7 @@ class OptimizerUpdate:
         else:
             before = [tensor.detach().clone() for tensor in self._written_tensors()]
             self._step()
-            self._put_back(self._written_tensors(), before)  # asked again: a step may have replaced them
+            self._put_back(self._written_tensors(), before)  # listed again: the step may have replaced them
         if self.average is not None:
             self.average.update(self.found_inf)
 
