@@ -1,1 +1,1 @@
-"""The device code. Knows torch and triton, and nothing of the rest of torch_sink."""
+"""The Triton kernels. They import torch and triton, and nothing else of torch_sink."""

@@ -1,4 +1,4 @@
-"""How kernels are launched: what the compiler is asked for, and what a variant of a kernel is to it."""
+"""Launches kernels: compiler options, a launcher with little overhead, and the variants of kernels."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from triton.runtime.jit import JITFunction
 
 _ALIGNMENT_BYTES = 16
 _ADDRESS, _DTYPE = torch.Tensor.data_ptr, operator.attrgetter("dtype")
-WARPS = 4  # of a kernel that has no reason for another number
-# Arguments of kernels that are numbers, int32; they come after the tensors.
+WARPS = 4  # warps of a kernel without a reason for another number
+# Names of kernel arguments that are int32 numbers; they come after the tensors.
 _NUMBERS = (
     *("lanes", "lane_bits", "warm_up_bits"),
     *("image_stride", "channel_stride", "row_stride", "column_stride"),
 )
-# Triton's type of each tensor, wherever it is an argument; all others are int32.
+# Name of a tensor argument -> Triton's type of it; all others are int32.
 _TYPES = {
     **dict.fromkeys(("workspace", "stream", "unstuffed", "huffman", "planes", "pixels"), "*u8"),
     **dict.fromkeys(("jobs", "places", "items", "next_items"), "*i64"),
@@ -36,29 +36,29 @@ def compiler_options(warps: int = WARPS, registers: int | None = None) -> dict[s
     """Keyword arguments of a launch.
 
     Args:
-        warps: of a program.
-        registers: the most that a thread may use; only NVIDIA's compiler has such an option.
+        warps: number of warps of a program.
+        registers: maximum for a thread; an option of NVIDIA's compiler only.
     """
-    # Equal bits: a multiply and an add may not become one rounding, unless a kernel says so.
+    # For equal bits the compiler must not fuse a multiply and an add, unless a kernel asks for it.
     options = {"num_warps": warps, "enable_fp_fusion": False}
     return options if registers is None or torch.version.cuda is None else {**options, "maxnreg": registers}
 
 
 class Launcher:
-    """A kernel that is launched time and again with arguments of the same kinds.
+    """Launches a kernel again and again with arguments of the same types.
 
-    For each launch Triton's JIT looks at every argument and every global of the kernel, which takes several times as
-    long as the launch. Here what it has compiled is found by what it depends on, and launched at once. Of the knobs
-    that change it those for debugging and instrumentation are looked at; set the others, and hooks of the compiler's
-    stages, before the first launch.
+    For each launch Triton's JIT inspects every argument and every global of the kernel, which takes several times as
+    long as the launch itself. This class finds the compiled kernel by a key of the arguments instead. The key contains
+    Triton's knobs for debugging and instrumentation; set other knobs, and hooks of the compiler's stages, before the
+    first launch.
 
     Args:
         kernel: what to launch; its arguments are tensors, then numbers that are not specialized, then constants.
-        warps: as of `compiler_options`.
-        registers: as of `compiler_options`.
+        warps: as for `compiler_options`.
+        registers: as for `compiler_options`.
 
     Attributes:
-        name: of the kernel.
+        name: name of the kernel.
     """
 
     def __init__(self, kernel: Any, warps: int = WARPS, registers: int | None = None) -> None:
@@ -69,13 +69,13 @@ class Launcher:
     def __call__(
         self, grid: Sequence[int], tensors: Sequence[torch.Tensor], numbers: tuple[int, ...] = (), **constants: Any
     ) -> None:
-        """Launches it on the current device, on its current stream.
+        """Launches the kernel on the current stream of the current device.
 
         Args:
-            grid: programs, in one to three dimensions.
-            tensors: its arguments that are pointers.
-            numbers: those that are numbers, int32.
-            constants: compile-time constants, in the order of its arguments.
+            grid: number of programs in one to three dimensions.
+            tensors: the arguments that are pointers.
+            numbers: the arguments that are int32 numbers.
+            constants: the compile-time constants, in the order of the arguments.
         """
         values = constants.values()
         key = self._key(tensors, numbers, values)
@@ -88,7 +88,7 @@ class Launcher:
     def prepared(
         self, grid: Sequence[int], tensors: Sequence[torch.Tensor], numbers: tuple[int, ...] = (), **constants: Any
     ) -> Callable[..., None]:
-        """What launches it with these tensors, or others of their types that are aligned like them."""
+        """A function that launches the kernel with these tensors, or with others of the same types and alignment."""
         rest = (*numbers, *constants.values())
         key = self._key(tensors, numbers, constants.values())
         compiled = self._compiled.get(key)
@@ -113,7 +113,7 @@ class Launcher:
     def _key(
         self, tensors: Sequence[torch.Tensor], numbers: tuple[int, ...], constants: Iterable[Any]
     ) -> tuple[Any, ...]:
-        """What Triton compiles the kernel for; () where it has to look itself, or compiles nothing."""
+        """The key of the compiled kernel; () if Triton's JIT has to find it, or the interpreter runs it."""
         if is_interpreted() or self._kernel.pre_run_hooks:
             return ()
         if functools.reduce(operator.or_, map(_ADDRESS, tensors)) % _ALIGNMENT_BYTES:
@@ -125,16 +125,16 @@ class Launcher:
         key = (device, knobs.runtime.debug, mode, *fit, *constants, *map(_DTYPE, tensors))
         if torch.version.hip is None:
             return key
-        # On AMD's GPUs other code reads tensors whose offsets do not fit into 31 bits.
+        # On AMD GPUs, tensors whose offsets do not fit into 31 bits need other code.
         return (*key, *[tensor.untyped_storage().nbytes() >> 31 for tensor in tensors])
 
 
 def allocated(parts: Sequence[tuple[tuple[int, ...], torch.dtype]], device: torch.device | str) -> list[torch.Tensor]:
-    """Tensors of one or two dimensions in one piece of memory, one after the other, each at a multiple of 16 bytes.
+    """Allocates tensors of one or two dimensions in one piece of memory, each at a multiple of 16 bytes.
 
     Args:
-        parts: shape and type of each.
-        device: where they are.
+        parts: shape and dtype of each tensor.
+        device: device of the tensors.
     """
     begins, end = [], 0
     for shape, dtype in parts:
@@ -154,20 +154,20 @@ def _nothing():
 
 
 def is_interpreted() -> bool:
-    """Whether Triton's interpreter runs kernels, which pays for operations, not for pixels: it likes large tiles."""
+    """Whether Triton's interpreter runs kernels; it takes time per operation, so large tiles are faster there."""
     return not isinstance(_nothing, JITFunction)
 
 
 class Variant(NamedTuple):
-    """One kernel with its compile-time constants, as a launcher may choose it.
+    """A kernel with compile-time constants that a launcher may choose.
 
     Attributes:
         kernel: the function under `triton.jit`.
         name: for instance "stage, light, bfloat16".
         constants: every compile-time constant.
         warps: `num_warps`.
-        registers: `maxnreg` on NVIDIA's GPUs, None where the compiler may choose.
-        fuses: the kernel itself asks for multiply-adds with one rounding, as torch's kernels have them.
+        registers: `maxnreg` on NVIDIA GPUs, None for the compiler's choice.
+        fuses: whether the kernel asks for fused multiply-adds, as torch's kernels use them.
         output: Triton's type of a pointer to the batch; "" for a kernel that does not write it.
     """
 
@@ -181,18 +181,18 @@ class Variant(NamedTuple):
 
     @property
     def pointers(self) -> dict[str, str]:
-        """Triton's type of each argument that is a pointer; all are aligned to 16 bytes."""
+        """Name of each pointer argument -> Triton's type; all pointers are aligned to 16 bytes."""
         names = [name for name in self.kernel.arg_names if name not in (*self.constants, *_NUMBERS)]
         return {name: self.output if name == "output" else _TYPES.get(name, "*i32") for name in names}
 
     @property
     def signature(self) -> dict[str, str]:
-        """Triton's type of every argument."""
+        """Name of every argument -> Triton's type."""
         numbers = [name for name in self.kernel.arg_names if name in _NUMBERS]
         return {**self.pointers, **dict.fromkeys(numbers, "i32"), **dict.fromkeys(self.constants, "constexpr")}
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def probe_kernel(values):  # type: ignore[no-untyped-def]
-    """Writes 1 to values[0], uint8: the smallest kernel, which says whether any can be launched."""
+    """Writes 1 to values[0], uint8: the smallest kernel, to test whether kernels can be launched."""
     tl.store(values, 1)

@@ -138,7 +138,7 @@ def _check_device() -> Finding:
 
     name = gpu_name()
     if name is None:
-        if os.path.exists("/proc/driver/nvidia/version") or os.path.exists("/dev/nvidiactl"):
+        if _has_nvidia_driver():
             return _explain_unusable_gpu()
         detail = "none found: pixels are made on the CPU, in the data workers, with the same results"
         return Finding("accelerator", "missing", detail, "nothing to do, unless this machine has a GPU: see nvidia-smi")
@@ -148,6 +148,10 @@ def _check_device() -> Finding:
         free, total = torch.cuda.mem_get_info()
         detail += f", sm_{major}{minor}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free, driver {gpu_driver()}"
     return Finding("accelerator", "ok", detail)
+
+
+def _has_nvidia_driver() -> bool:
+    return os.path.exists("/proc/driver/nvidia/version") or os.path.exists("/dev/nvidiactl")
 
 
 def _explain_unusable_gpu() -> Finding:
@@ -180,7 +184,7 @@ def _check_kernels() -> Finding:
         seconds = launch(torch.device("cuda"))
     except Exception as error:  # whatever Triton, a compiler or the driver raises
         return Finding("kernels", "broken", *_diagnose(error))
-    if found := _missing_compiler() or _missing_header():
+    if found := _missing_tool():
         detail, remedy = found
         return Finding("kernels", "missing", f"what is in Triton's cache runs; for the rest {detail}", remedy)
     return Finding("kernels", "ok", f"one was compiled and launched in {seconds:.1f} s")
@@ -206,7 +210,7 @@ def launch(device: torch.device) -> float:
 
 def _diagnose(error: Exception) -> tuple[str, str]:
     """What is wrong, and what to do, after a kernel could not be launched."""
-    if found := _missing_compiler() or _missing_header() or unwritable_cache():
+    if found := _missing_tool() or unwritable_cache():
         return found
     said = textwrap.shorten(f"{type(error).__name__}: {error}", 300)
     all_said = "".join(traceback.format_exception(error, limit=0))  # with its causes
@@ -216,17 +220,12 @@ def _diagnose(error: Exception) -> tuple[str, str]:
     return said, "python -m torch_sink doctor 2>&1 shows what the compiler says; report it with this line"
 
 
-def _missing_compiler() -> tuple[str, str] | None:
-    """What is wrong, and what to do, if there is no C compiler, with which Triton builds its launcher."""
+def _missing_tool() -> tuple[str, str] | None:
+    """What is wrong, and what to do, if a C compiler or Python.h is missing, which Triton needs."""
     named = os.environ.get("CC")
-    if any(shutil.which(name) for name in ([named] if named is not None else ["gcc", "clang"])):
-        return None
-    there = "there is neither gcc nor clang" if named is None else f"CC={named} is none"
-    return f"Triton needs a C compiler, and {there}", _INSTALL_COMPILER
-
-
-def _missing_header() -> tuple[str, str] | None:
-    """What is wrong, and what to do, if Python.h is missing, which Triton's launcher includes."""
+    if not any(shutil.which(name) for name in ([named] if named is not None else ["gcc", "clang"])):
+        there = "there is neither gcc nor clang" if named is None else f"CC={named} is none"
+        return f"Triton needs a C compiler, and {there}", _INSTALL_COMPILER
     folder = Path(sysconfig.get_paths()["include"])
     if (folder / "Python.h").is_file():
         return None
