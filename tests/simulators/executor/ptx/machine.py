@@ -17,7 +17,7 @@ import torch
 from .arithmetic import LANES, Array
 from .counts import Counts
 from .findings import Fault, Findings
-from .memory import Access, GlobalMemory, SharedMemory, Space
+from .memory import Access, GlobalMemory, SharedMemory, Space, spread
 from .program import Instruction, Program, bits_of
 from .shadow import ONE_BARRIER, ONE_SYNC, WARP_SHIFT
 from .steps import Registers, Step, step_of
@@ -219,16 +219,16 @@ class Chunk:
         return register if rows is None else register[rows]
 
     def _keep(self, name: str, value: Array, rows: Array | None, count: int) -> None:
-        value = np.broadcast_to(value, (count, value.shape[1]))
+        value = spread(value, (count, value.shape[1]))
         if rows is None:
-            self.registers[name] = value
+            self.registers[name] = value.view()  # another register may be the same array: see `base` below
             return
         kept = self.registers.get(name)
         lanes = max(value.shape[1], 1 if kept is None else kept.shape[1])
         if kept is None:
             kept = np.zeros((len(self.cta), lanes), value.dtype)
         elif kept.shape[1] < lanes or not kept.flags.writeable or kept.base is not None:
-            kept = np.broadcast_to(kept, (len(self.cta), lanes)).copy()
+            kept = spread(kept, (len(self.cta), lanes)).copy()
         kept[rows] = value
         self.registers[name] = kept
 
@@ -290,7 +290,7 @@ class Frame:
         """The value of each warp. Lanes that differ would go different ways, which is not executed here."""
         if (value != value[:, :1]).any():
             raise self.fault("lanes of a warp go different ways", instruction, "")
-        return np.broadcast_to(value[:, 0], (self.count,))
+        return spread(value[:, 0], (self.count,))
 
     def note(self, kind: str, instruction: Instruction) -> None:
         """Counts a finding; "" is none."""

@@ -12,6 +12,11 @@ from .arithmetic import LANES, Array
 from .shadow import LANE_SHIFT, Shadow
 
 
+def spread(value: Array, shape: tuple[int, ...]) -> Array:
+    """A register of all warps and lanes; NumPy needs a while to see that it is one."""
+    return value if value.shape == shape else np.broadcast_to(value, shape)
+
+
 class Access(NamedTuple):
     """What the active lanes of some warps touch with one instruction.
 
@@ -30,18 +35,15 @@ class Access(NamedTuple):
     @classmethod
     def of(cls, addresses: Array, guard: Array | None, warps: int) -> Access:
         """The lanes whose guard is set; all of them without."""
-        shape = np.broadcast_shapes(addresses.shape, (warps, 1), *(() if guard is None else (guard.shape,)))
-        addresses = np.broadcast_to(addresses, shape)
-        if guard is None:
-            rows, lanes = np.divmod(np.arange(addresses.size), shape[1])
-        else:
-            rows, lanes = np.nonzero(np.broadcast_to(guard, shape))
+        shape = (warps, max(addresses.shape[1], 1 if guard is None else guard.shape[1]))
+        addresses = spread(addresses, shape)
+        rows, lanes = np.nonzero(np.ones(shape, bool) if guard is None else spread(guard, shape))
         found = addresses[rows, lanes].astype(np.int64)
         return cls(rows, lanes if shape[1] == LANES else lanes + LANES, found, shape)
 
     def of_lanes(self, value: Array) -> Array:
         """What each of them holds in a register."""
-        return np.broadcast_to(value, self.shape)[self.rows, self.lanes % LANES]
+        return spread(value, self.shape)[self.rows, self.lanes % LANES]
 
     def stamps(self, warps: Array) -> Array:
         """Of the shadow, from those of the warps."""
@@ -110,7 +112,7 @@ class GlobalMemory:
         outside = (number < 0) | (access.addresses + size > np.append(self._ends, 0)[number])
         if outside.any():
             raise OutOfBounds(self._describe(access.addresses[outside]))
-        for one in np.unique(number):
+        for one in [number[0]] if (number == number[0]).all() else np.unique(number):
             here = number == one
             yield self._regions[one], here, access if here.all() else access.part(here)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from .accesses import change, fetch, put
 from .arithmetic import LANES, Array
+from .memory import spread
 from .opcodes import UnknownInstruction, dtype_of, form_of
 from .program import Instruction, Program, bits_of, registers_of
 
@@ -185,7 +186,7 @@ def _load(program: Program, instruction: Instruction) -> Step:
         for name, write, values in zip(names, writes, found, strict=True):
             if instruction.guard:
                 before = registers[name[1:]].astype(f"u{size}")
-                result = np.broadcast_to(before, access.shape).copy()
+                result = spread(before, access.shape).copy()
                 result[access.rows, access.lanes % LANES] = values
             else:
                 result = values.reshape(access.shape)
@@ -204,7 +205,7 @@ def _store(program: Program, instruction: Instruction) -> Step:
         values = [read(registers) for read in reads]
         at = address(registers)
         if any(value.shape[1] > at.shape[1] for value in values):
-            at = np.broadcast_to(at, (frame.count, LANES))
+            at = spread(at, (frame.count, LANES))
         access = frame.access(at, _guard(instruction, registers))
         put(frame, instruction, frame.space(space), access, [access.of_lanes(value) for value in values])
 
@@ -223,7 +224,7 @@ def _atomic(program: Program, instruction: Instruction) -> Step:
     def step(frame: Frame) -> None:
         registers = frame.registers
         # Every lane does it, even where all do the same.
-        at = np.broadcast_to(address(registers), (frame.count, LANES))
+        at = spread(address(registers), (frame.count, LANES))
         access = frame.access(at, _guard(instruction, registers))
         values = access.of_lanes(read(registers))
         before = change(
@@ -248,7 +249,7 @@ def _matrices(program: Program, instruction: Instruction) -> Step:
     lane = np.arange(LANES)
 
     def accesses(frame: Frame) -> list[tuple[str, Any]]:
-        at = np.broadcast_to(address(frame.registers), (frame.count, LANES))
+        at = spread(address(frame.registers), (frame.count, LANES))
         return [
             (name, frame.access(at[:, 8 * number + lane // 4] + 4 * (lane % 4), None))
             for number, name in enumerate(names)
