@@ -24,6 +24,7 @@ from torch_sink.image.run.batch import LazyBatch
 
 WHOLE = encoded(64, 48, 3, quality=90)
 PNG = encoded(64, 48, 3, "RGB", "PNG")
+SMALL = encoded(28, 24, 3)  # kernels decode it, too
 
 
 def huge() -> bytes:
@@ -165,7 +166,7 @@ TRANSFORM = transforms.Compose([transforms.Resize((12, 10)), transforms.ToTensor
 
 def some_files(folder: Path) -> list[Path]:
     """Five files; the second and the last are damaged inside."""
-    data = [WHOLE, corrupt(), encoded(30, 20, 5), encoded(20, 30, 6), corrupt()]
+    data = [SMALL, corrupt(), encoded(30, 20, 5), encoded(20, 30, 6), corrupt()]
     paths = [folder / f"{number}.jpg" for number in range(len(data))]
     for path, content in zip(paths, data, strict=True):
         path.write_bytes(content)
@@ -174,9 +175,9 @@ def some_files(folder: Path) -> list[Path]:
 
 def corrupt() -> bytes:
     """Passes the walk over the markers and opens; libjpeg refuses its Huffman table when the scan is decoded."""
-    at = WHOLE.index(b"\xff\xc4") + 5
-    codes = sum(WHOLE[at : at + 16])
-    return WHOLE[:at] + bytes([codes]) + bytes(15) + WHOLE[at + 16 :]
+    at = SMALL.index(b"\xff\xc4") + 5
+    codes = sum(SMALL[at : at + 16])
+    return SMALL[:at] + bytes([codes]) + bytes(15) + SMALL[at + 16 :]
 
 
 @pytest.fixture

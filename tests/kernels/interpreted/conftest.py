@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from image.check import INTERPRETED, kernels_on
 
 from kernels import quick_interpreter
+from kernels.releases import is_oldest_torch
 
 # An interpreted kernel is slow. The oldest supported release of torch runs one half of the cases of a long list, all
 # others the other half; `-m slow` runs the rest, and a device runs all.
@@ -23,21 +21,15 @@ LONG_LISTS = (
     "test_smooth.py",
     "test_stacks.py",
     "test_float_pipelines.py",
+    "test_jpeg_batches.py",
 )
-
-
-def is_oldest_torch() -> bool:
-    """True on the release that the package's requirements begin with."""
-    project = (Path(__file__).resolve().parents[3] / "pyproject.toml").read_text()
-    oldest = re.findall(r'"torch>=([\d.]+)"', project)[0]
-    return torch.__version__.startswith(f"{oldest}.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     # The interpreter of Triton 3.6 turns arrays of one element into numbers, which NumPy 2 warns about.
     config.addinivalue_line("filterwarnings", "ignore:Conversion of an array with ndim:DeprecationWarning")
     if INTERPRETED:
-        quick_interpreter.install(check_overflow=config.getoption("markexpr") != "not slow")
+        quick_interpreter.install(check_overflow="not slow" not in config.getoption("markexpr"))
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -22,6 +22,8 @@ from torch_sink.image.decode.source import EncodedSource
 from torch_sink.image.program import block
 from torch_sink.image.run import device as on_device
 
+pytestmark = pytest.mark.once_on_oldest
+
 PIPELINE = v1.Compose([v1.RandomResizedCrop((11, 13)), v1.RandomHorizontalFlip(), v1.ToTensor()])
 MIX = v2.CutMix(num_classes=3, alpha=100.0)
 WHOLE, ODD, BROKEN = "whole.jpg", "odd.jpg", "broken.jpg"

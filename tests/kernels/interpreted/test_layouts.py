@@ -26,7 +26,10 @@ TENSOR = v1.ToTensor()
 LAST, CONTIGUOUS = torch.channels_last, torch.contiguous_format
 LAYOUTS = [LAST, CONTIGUOUS]
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+pytestmark = [
+    pytest.mark.once_on_oldest,
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
+]
 
 
 @pytest.fixture

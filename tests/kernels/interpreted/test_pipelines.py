@@ -1,9 +1,13 @@
-"""Whole pipelines through the kernels: the same bits as stock torchvision."""
+"""Whole pipelines through the kernels, common, seldom and random ones: the same bits as stock torchvision."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from image.augmix_cases import INPUTS, WAYS
+from image.augmix_cases import images as photos
 from image.cases import (
     COLOR,
     CORE,
@@ -17,11 +21,17 @@ from image.cases import (
     some_rgb_images,
 )
 from image.check import assert_same_bits, check_pipeline, device_in_use
+from image.handles.test_palettes import test_tensors as test_palettes  # noqa: F401
 from image.operations.test_mixes import batches as mixed_batches
+from image.operations.test_tensor_methods import BATCHES, RECORDED, check_batch
+from image.random_pipelines import compare
+from image.uncommon_cases import UNCOMMON
 
 import torch_sink
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+# The other ways of AugMix run on a device, and with `-m slow`.
+QUICK = ("v1, resized", "v2, cropped alone", "v2, histograms shared by branches", "v2, floats after it")
 
 
 @pytest.mark.parametrize("name", [*CORE, *COLOR])
@@ -73,3 +83,47 @@ def test_mixes() -> None:
     for (images, labels), (stock_images, stock_labels) in zip(made, expected, strict=True):
         assert_same_bits(images, stock_images)
         assert torch.equal(labels, stock_labels)
+
+
+@pytest.mark.parametrize("name", UNCOMMON)
+def test_uncommon(name: str) -> None:
+    check_pipeline(UNCOMMON[name](), some_rgb_images(name, 2), seed=3)
+
+
+@pytest.mark.parametrize(("kind", "name"), [(RECORDED[name][0][0], name) for name in BATCHES])
+def test_tensor_methods(kind: str, name: str) -> None:
+    """What programs do to images with tensors' own methods."""
+    check_batch(kind, name)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in WAYS]
+)
+def test_augmix(name: str) -> None:
+    check_pipeline(WAYS[name](), photos(2), seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WAYS)
+def test_augmix_of_more_images(name: str) -> None:
+    check_pipeline(WAYS[name](), photos(16), seed=2)
+
+
+def test_augmix_of_gray_images() -> None:
+    check_pipeline(INPUTS["v1 tensors"]({"severity": 10, "mixture_width": 2}), gray_images()[:2], seed=3)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("first", range(200, 220, 4))
+def test_random(first: int, tmp_path: Path) -> None:
+    """Values, errors, warnings and draws are those of stock torchvision."""
+    for seed in range(first, first + 4):
+        compare(seed, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("first", range(20_000, 20_300, 20))
+def test_many_random(first: int, tmp_path: Path) -> None:
+    for seed in range(first, first + 20):
+        compare(seed, tmp_path)

@@ -33,7 +33,10 @@ from torch_sink.triton_kernels.rows import Kind
 from torch_sink.triton_kernels.stages import stage
 
 has_own_device = torch.cuda.is_available() or not is_interpreted()
-pytestmark = pytest.mark.skipif(has_own_device, reason="patches interpreted kernels on the fake CUDA device")
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.skipif(has_own_device, reason="patches interpreted kernels on the fake device"),
+]
 
 LIGHT = v1.Compose([v1.Resize((12, 20)), v1.ToTensor(), v1.Normalize((0.5,), (0.2,))])
 Fault = Callable[[torch.Tensor, bool], None]

@@ -18,8 +18,7 @@ from torch import Tensor
 from torch._dynamo import trace_rules
 from torch.autograd import graph as autograd_graph
 
-from .autograd import backward_of
-from .contexts import Contexts
+from .autograd import Contexts, backward_of
 from .graphs import Captures, FakeGraph
 from .host_memory import HostAllocator
 from .kernels import Kernels
