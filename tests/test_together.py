@@ -97,10 +97,13 @@ def everyday(rows: list[Row]) -> list[Row]:
     return [row for row in rows if row["start"] == "fork"][: EVERYDAY - len(slower)] + slower
 
 
+RELEASES = (pytest.mark.once, pytest.mark.once_on_oldest)  # one half of the everyday rows each
+
+
 def parameters() -> Iterator[Any]:
     chosen = everyday(ALL_ROWS)
     for number, row in enumerate(ALL_ROWS):
-        marks = () if row in chosen else pytest.mark.slow
+        marks = RELEASES[number % 2] if row in chosen else pytest.mark.slow
         yield pytest.param(row, id=f"{number}: {', '.join(row.values())}", marks=marks)
 
 

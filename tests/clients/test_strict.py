@@ -19,7 +19,6 @@ from clients import CLIENTS
 from clients.client import write_photos
 from clients.test_clients import ROOT, installed
 
-pytestmark = pytest.mark.once
 SEED = 24
 FACTORS = {
     "lines": ("before the imports", "after the imports"),
@@ -31,7 +30,10 @@ STARTED_ANEW = {
     "timm_prefetcher": "spawn", "stateful_data_loader": "spawn", "accelerate_loop": "spawn", "compiled_model": "spawn",
     "convnext": "forkserver", "torchmetrics_loop": "forkserver", "accumulate": "forkserver", "k_fold": "forkserver",
 }  # fmt: skip
-EVERYDAY = ("five_crop", "custom_dataset", "lightning_fabric")
+# Each takes two processes that load all of it: where the libraries are the same, one release will do.
+EVERYDAY = {
+    "five_crop": pytest.mark.once, "custom_dataset": pytest.mark.once, "lightning_fabric": pytest.mark.once_on_oldest,
+}  # fmt: skip
 
 
 def rows() -> dict[str, Row]:
@@ -42,7 +44,7 @@ def rows() -> dict[str, Row]:
 
 def parameters() -> Iterator[Any]:
     for name, row in rows().items():
-        marks = () if name in EVERYDAY else pytest.mark.slow
+        marks = EVERYDAY.get(name, pytest.mark.slow)
         yield pytest.param(name, row, id=f"{name}: {', '.join(row.values())}", marks=marks)
 
 
@@ -83,6 +85,7 @@ def test_a_program_where_warnings_are_errors(name: str, row: Row, client_photos:
     assert (tmp_path / "ours" / "run.html").exists() == (row["timeline"] != "no timeline")
 
 
+@pytest.mark.once
 def test_a_row_for_each_of_forty_programs() -> None:
     assert len(rows()) == len(CLIENTS) >= 40
     assert {*STARTED_ANEW, *EVERYDAY} <= set(CLIENTS)

@@ -85,8 +85,11 @@ def read_all(photos: Path, method: str) -> list[torch.Tensor]:
     return [images for images, _ in DataLoader(first, 2, num_workers=1, multiprocessing_context=method)]
 
 
-ORDERS = [*itertools.product(["fork"], ["backend", "timeline"], ["backend", "timeline"])]
-ORDERS += [("spawn", "backend", "timeline"), ("spawn", "timeline", "timeline")]  # each takes seconds
+ORDERS: list[Any] = [*itertools.product(["fork"], ["backend", "timeline"], ["backend", "timeline"])]
+ORDERS += [  # each takes seconds: one on each release
+    pytest.param("spawn", "backend", "timeline", marks=pytest.mark.once),
+    pytest.param("spawn", "timeline", "timeline", marks=pytest.mark.once_on_oldest),
+]
 
 
 @pytest.mark.parametrize(("method", "entering", "leaving"), ORDERS)
@@ -134,6 +137,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.once_on_oldest
 def test_libraries_that_are_imported_after_the_backend_was_set(generated_photos: Path, tmp_path: Path) -> None:
     pytest.importorskip("torchdata")
     pytest.importorskip("timm")

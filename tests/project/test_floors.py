@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 
@@ -47,12 +48,17 @@ def floor_of(module: str) -> str:
 MODULES = modules()
 
 
-def imported(module: str) -> Iterator[str]:
+def imported(module: str) -> list[str]:
     """The modules of the package that one imports, but for those that only a type checker needs."""
     return _imported(module, for_types=False)
 
 
-def _imported(module: str, *, for_types: bool) -> Iterator[str]:
+@functools.cache
+def _imported(module: str, *, for_types: bool) -> list[str]:
+    return [*_names_imported(module, for_types)]
+
+
+def _names_imported(module: str, for_types: bool) -> Iterator[str]:
     tree = ast.parse(MODULES[module].read_text())
     unneeded = {
         id(node)

@@ -20,7 +20,7 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```", README, flags=re.MULTILINE | re.DO
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_a_code_block_runs(number: int, tmp_path: Path) -> None:
-    write_photos(tmp_path / "photos", count=20)
+    write_photos(tmp_path / "photos", count=8)
     script = tmp_path / "block.py"
     script.write_text(BLOCKS[number])
     finished = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=240)

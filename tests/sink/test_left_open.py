@@ -13,9 +13,19 @@ from sink.test_awkward_moments import wait_until_gone
 
 PROGRAM = Path(__file__).with_name("left_open.py")
 CONTEXTS = ["spawn", "forkserver"]
+FORKED = [name for name in STATES if name not in CONTEXTS]
 
 
-@pytest.mark.parametrize("states", [[name for name in STATES if name not in CONTEXTS], CONTEXTS], ids=["fork", "other"])
+@pytest.mark.parametrize(
+    "states",
+    [
+        FORKED,
+        # These load torch anew, which takes seconds: one on each release.
+        pytest.param(["spawn"], marks=pytest.mark.once),
+        pytest.param(["forkserver"], marks=pytest.mark.once_on_oldest),
+    ],
+    ids=["fork", *CONTEXTS],
+)
 def test_what_a_program_leaves_open(states: list[str]) -> None:
     """However it was started, and in each state; nothing is printed, and nobody is waited for in vain."""
     ended = subprocess.run([sys.executable, PROGRAM, *states], capture_output=True, text=True, timeout=300)

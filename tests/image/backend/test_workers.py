@@ -154,8 +154,16 @@ def jpegs(folder: Path, transform: Any) -> Subset[Any]:
     return Subset(images, chosen[:8])
 
 
-@pytest.mark.parametrize("transform", [train_transform, sharpened_transform])
-@pytest.mark.parametrize(("start_method", "workers"), [("fork", 2), ("spawn", 1)])
+@pytest.mark.parametrize(
+    ("start_method", "workers", "transform"),
+    [
+        ("fork", 2, train_transform),
+        ("fork", 2, sharpened_transform),
+        # These load torch anew: one on each release.
+        pytest.param("spawn", 1, train_transform, marks=pytest.mark.once),
+        pytest.param("spawn", 1, sharpened_transform, marks=pytest.mark.once_on_oldest),
+    ],
+)
 def test_a_worker_of_a_device_decodes_nothing(
     photos: Path, tmp_path: Path, start_method: str, workers: int, transform: Any
 ) -> None:

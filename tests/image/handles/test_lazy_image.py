@@ -313,7 +313,9 @@ def test_an_open_file_is_used_after_it_was_pickled(path: Path, pickled: Callable
         assert torch.equal(used(image), stock)
 
 
-def test_what_replaced_image_open_earlier_reaches_the_default_loader(path: Path) -> None:
+def test_what_replaced_image_open_earlier_reaches_the_default_loader(tmp_path: Path) -> None:
+    path = tmp_path / "photo.jpg"
+    path.write_bytes(encoded(30, 20, 1))
     program = f"""
 import functools, PIL.Image
 from torchvision.datasets.folder import default_loader

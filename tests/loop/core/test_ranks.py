@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+# Decisions of callbacks and evaluations; what torch's releases do to distributed models is in `test_distributed.py`.
+pytestmark = pytest.mark.once_on_oldest
 
+ROOT = Path(__file__).parents[3]
 
 Outcomes = dict[int, list[dict[str, Any]]]
 
