@@ -23,7 +23,7 @@ _NAMES = ("device", "PIL", "accimage")
 
 
 _switching = threading.RLock()  # held while the backend changes
-_inside: list[threading.Thread] = []  # those that are inside of blocks, once for each
+_inside: list[threading.Thread] = []  # the thread of each `with image_backend(...)` block that is open
 
 
 def set_image_backend(
@@ -68,7 +68,7 @@ settings.set_backend = set_image_backend
 
 
 def _check_thread() -> None:
-    # A thread that has ended hinders nobody, whether or not it has left its blocks.
+    # A thread that ended inside of a block does not count.
     if any(thread is not threading.current_thread() and thread.is_alive() for thread in _inside):
         raise SinkError(
             "another thread is inside of `with image_backend(...)`, and the image backend is one for the whole "
@@ -152,10 +152,9 @@ def image_backend(
 
 
 def _checked_device(device: torch.device | str | None) -> str:
-    """The device, or what was asked for where accelerators may not be touched.
+    """The device that pixels are made on; where accelerators may not be touched, the one asked for, or "".
 
-    That is in a data worker, never, and while spawn or forkserver runs an unguarded script again in a child, not before
-    it knows what it is.
+    A data worker may never touch them, and a child that spawn or forkserver started not before it has run the script.
     """
     process = multiprocessing.current_process()
     if getattr(process, "_inheriting", False) or process.daemon or get_worker_info() is not None:

@@ -1,7 +1,7 @@
-"""What stands in for functions of torch that look at a tensor before they call it: it becomes real before.
+"""Stand-ins for functions of torch that read a tensor without telling it: they get tensors with values.
 
-A lazy tensor hears of functions that ask `__torch_function__`, and of every operation that reaches the dispatcher. It
-does not hear of compilers and tracers, which look at what they get, nor of the few functions that read memory at once.
+A lazy tensor is told of functions that call `__torch_function__`, and of every operation that reaches the dispatcher.
+It is not told of compilers and tracers, which inspect their arguments, nor of a few functions that read memory at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Stock = Callable[..., Any]
 
 
 def on_real_tensors(stock: Stock) -> Stock:
-    """The function, of real tensors."""
+    """The function, which makes the values of the lazy tensors among its arguments first."""
 
     @functools.wraps(stock)
     def stand_in(*args: Any, **kwargs: Any) -> Any:
@@ -48,9 +48,9 @@ def apply(stock: Any) -> Any:
 
 
 def compiler(stock: Stock, *args: Any, **kwargs: Any) -> Any:
-    """For what returns a function that looks at its arguments, as `torch.compile` does: it gets real tensors.
+    """For functions such as `torch.compile`, which return a function that inspects its arguments: it gets real tensors.
 
-    So its guards hold for the next batch as well.
+    The guards of the compiled code then hold for the next batch as well.
     """
     compiled = stock(*args, **kwargs)
     if not isinstance(compiled, FunctionType):
@@ -62,7 +62,7 @@ def compiler(stock: Stock, *args: Any, **kwargs: Any) -> Any:
 
 
 def trace(stock: Stock, tracer: Any, value: Any) -> Any:
-    """For what Dynamo finds while it traces: variables of closures, globals, attributes."""
+    """For the builder of Dynamo's variables, which meets lazy tensors in closures, globals and attributes."""
     if isinstance(value, Lazy):
         make_real(torch.compile, (value,))
     return stock(tracer, value)
@@ -93,7 +93,7 @@ _TAKE_REAL_TENSORS = {
     torch.export: ("export",),
     torch.onnx: ("export",),
 }
-# Where, under which name, and what makes the stand-in: rows of the table of what is replaced.
+# Rows of the table of stand-ins, as in `reroute`: owner, attribute, and stock object -> stand-in.
 PLACES: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     *((module, name, on_real_tensors) for module, names in _TAKE_REAL_TENSORS.items() for name in names),
     (torch.Tensor, "data", data),

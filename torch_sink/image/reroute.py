@@ -53,7 +53,7 @@ from torch_sink.image.steps.draws import applies_at_random
 # One replaced place: its owner (a module, a class or a dict), the attribute or key, and stock object -> stand-in.
 Row = tuple[Any, Any, Make]
 
-# Their stock code calls methods of Pillow's images.
+# Functionals whose stock code calls methods of Pillow's images.
 _THROUGH_METHODS = ("hflip", "vflip", "crop", "resize", "affine", "rotate", "perspective")
 _CONVERSIONS = {
     "to_tensor": (functional,),
@@ -161,7 +161,7 @@ def _kernel_rows() -> Iterator[Row]:
 
 
 def _script(stock: Callable[..., Any], obj: Any, optimize: Any = None, _frames_up: int = 0, **kwargs: Any) -> Any:
-    """For `torch.jit.script`, which compiles the source of stock functions, and what they refer to."""
+    """For `torch.jit.script`, which compiles the source of stock functions and of all that they call."""
     before = _settings_of_thread(settings.active)
     uninstall()
     try:
@@ -216,10 +216,10 @@ def _settings_of_thread(active: Settings | None) -> Settings:
 
 
 def _made_here(batch: Any, makes_pixels: bool) -> Any:
-    """A worker's batch, finished: the thread that sends it would lose errors.
+    """A worker's batch, finished before it is sent: the thread that sends it would lose errors.
 
-    Without a device, what leaves a worker is ordinary tensors and images, whatever `collate_fn` does: their pixels are
-    made here, beside other workers. With one, stacks are packed.
+    Without a device, ordinary tensors and images leave a worker, whatever `collate_fn` returns: their pixels are made
+    here, in parallel with other workers. With a device, stacks are packed.
     """
     if makes_pixels or LazyStack.were_made:
         with executing():
@@ -234,7 +234,7 @@ def _made_here(batch: Any, makes_pixels: bool) -> Any:
 
 
 def _leaves(batch: Any) -> Iterator[Any]:
-    """Those in containers and objects, a batch object and what it consists of; each once, for some hold themselves."""
+    """What containers, a batch object and the objects in it hold; each value once, for some hold themselves."""
     todo: list[tuple[Any, int]] = [(batch, 2)]
     seen: dict[int, Any] = {}
     while todo:
@@ -297,7 +297,7 @@ damage.when_one_is_set.append(_fill_new_places)
 
 
 def uninstall() -> None:
-    """Puts back the very same objects."""
+    """Puts the stock objects back, and switches the backend off."""
     _patches.undo()
     damage.set_policy("raise")
     loaders.set_backend(False)

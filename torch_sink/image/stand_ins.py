@@ -1,4 +1,4 @@
-"""What stands in for functions of torchvision while the backend is on: recorders of operations, and stock code.
+"""The stand-ins for functions of torchvision while the backend is on: they call a recorder, or else stock code.
 
 A recorder takes a handle and the arguments of the stock function, and returns the new handle, or `NotImplemented` if
 unsupported: stock code then finds an ordinary image or tensor, and raises its own errors.
@@ -50,15 +50,17 @@ _MISSING = object()
 
 
 def on_image(place: str, *, by_methods: bool = False) -> Make:
-    """For functionals on Pillow images, and for conversions, which also take tensors.
+    """Makes stand-ins for functionals on Pillow images, and for conversions, which also take tensors.
 
-    What their recorder does not take goes to stock code: under `by_methods` as a handle, whose methods record.
+    Args:
+        place: the key of the recorder in `RECORDERS`.
+        by_methods: where the recorder takes a call not, stock code gets a handle, whose methods record.
     """
     return _on_image(RECORDERS[place], place in TAKE_PALETTES, by_methods)
 
 
 def through_methods(stock: Stock) -> Stock:
-    """For functionals whose stock code calls Pillow methods that `LazyImage` records."""
+    """The stand-in for a functional whose stock code calls Pillow methods that `LazyImage` records."""
     return _on_image(lambda *args, **kwargs: NotImplemented, palettes=True, by_methods=True)(stock)
 
 
@@ -81,7 +83,8 @@ def _on_image(recorder: Recorder, palettes: bool, by_methods: bool = False) -> M
                 if made is not NotImplemented:
                     return made
                 return stock(handle if by_methods else image, *args, **kwargs)
-            with executing() if by_methods and is_pillow else nullcontext():  # told once, not by each method
+            # The fallback was reported; each method of the image would report it again.
+            with executing() if by_methods and is_pillow else nullcontext():
                 return stock(image, *args, **kwargs)
 
         return stand_in
@@ -111,9 +114,12 @@ def _through_tensor(recorder: Recorder, image: Any, *args: Any, **kwargs: Any) -
 
 
 def on_tensor(name: str, recorder: Recorder | None, makes_pure: bool = False) -> Make:
-    """For tensor functionals and kernels: records on handles, and never hands one to stock code.
+    """Makes stand-ins for tensor functionals and kernels, which record on handles and give stock code real tensors.
 
-    Under `makes_pure`, what is computed from a `tv_tensors.Image` is a pure tensor. `name` is for the fallback report.
+    Args:
+        name: of the functional, for the fallback report.
+        recorder: of the operation, if there is one.
+        makes_pure: the result of a computation on a `tv_tensors.Image` is a pure tensor.
     """
 
     def make(stock: Stock) -> Stock:
@@ -161,7 +167,7 @@ def tensor_kernel(family: str, name: str) -> Make:
 
 
 def handle_kernel(name: str, function: Stock) -> Make:
-    """The kernel of `transforms.v2` for a type that has none there; `function` gets what cannot record."""
+    """The kernel of `transforms.v2` for a type that has none; `function` runs the calls that cannot be recorded."""
     return lambda stock: tensor_kernel("v2", name)(function)
 
 
@@ -251,7 +257,7 @@ def image_ops(stock: ModuleType) -> ModuleType:
 
 
 def _recorded(stock: Stock, place: str, image: Any, *args: Any, **kwargs: Any) -> Any:
-    """On a handle whose pixels are colors, and not numbers of colors."""
+    """Records a call of a module of Pillow on a handle that is no palette image; any other call goes to `stock`."""
     records = getattr(image, "is_recording", False) and image.mode != "P"
     made = RECORDERS[place](image, *args, **kwargs) if records else NotImplemented
     return stock(image, *args, **kwargs) if made is NotImplemented else made

@@ -1,7 +1,7 @@
 """The support table: how each transform and functional of torchvision runs under the "device" backend.
 
-It is made by trying: every entry runs on small handles while the backend only records. Besides the examples of
-operations it tries what torchvision has and no operation is.
+Every entry is tried on small handles while the backend only records: the examples of all operations, and the
+transforms and functionals of torchvision that belong to none.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def support_table() -> list[SupportRow]:
 
 
 def entries(size: tuple[int, int] = _SIZE) -> dict[str, list[Trial]]:
-    """{name of a row: the ways to call it, the usual one first}; none where nobody has said how.
+    """{name of a row: the ways to call it, the usual one first}; no way for what a newer torchvision brought.
 
     Args:
         size: (height, width) of the images that it is called on.
@@ -284,7 +284,7 @@ def _try_once(call: Callable[..., Any], image: Any, form: str) -> str:
 
 
 def _way(result: Any, before: tuple[Any, ...]) -> str:
-    """What became of an image on which the calls `before` were recorded, when nothing ran in stock code."""
+    """How an entry ran on an image with the recorded calls `before`, where nothing ran in stock code."""
     parts = list(result) if isinstance(result, (tuple, list)) else [result]
     if all(isinstance(part, (bool, int)) for part in parts):
         return PASSES

@@ -75,12 +75,12 @@ def augmentation_space(stock: Callable[..., Any]) -> Any:
 
 
 def _as_arrays(space: dict[str, Any]) -> dict[str, Any]:
-    """A number comes out of an array in a tenth of the time that a tensor takes."""
+    """The magnitudes as arrays: reading a number from one takes a tenth of the time that a tensor takes."""
     return {name: (magnitudes.numpy(), signed) for name, (magnitudes, signed) in space.items()}
 
 
 def inverse_matrix(stock: Callable[..., Any]) -> Any:
-    """Stand-in for `_get_inverse_affine_matrix`, which automatic augmentations ask for few matrices."""
+    """Stand-in for `_get_inverse_affine_matrix`, which keeps the few matrices of automatic augmentations."""
 
     @functools.lru_cache(maxsize=4096)
     def kept(*args: Any) -> tuple[float, ...]:
@@ -98,7 +98,7 @@ def magnitudes(stock: dict[str, Any]) -> dict[str, Any]:
 
 
 def _made_once(make: Callable[..., Any], convert: Callable[[Any], Any] = lambda made: made) -> Callable[..., Any]:
-    """What `make` returns, kept for each default dtype; made anew where a default device says where."""
+    """`make`, which remembers its results for each default dtype, unless a default device is set."""
 
     @functools.lru_cache(maxsize=4096)
     def kept(dtype: torch.dtype, *args: Any) -> Any:
@@ -108,7 +108,7 @@ def _made_once(make: Callable[..., Any], convert: Callable[[Any], Any] = lambda 
     return lambda *args: make(*args) if count_function_modes() else kept(torch.get_default_dtype(), *args)
 
 
-# What stands for how a single image was flattened.
+# In the place of torchvision's record of how inputs were flattened: there was a single image.
 _ALONE = object()
 
 
@@ -140,7 +140,7 @@ def jitter_v1(stock: Callable[..., Any], jitter: Any, img: Any) -> Any:
 
 
 def jitter_v2(stock: Callable[..., Any], jitter: Any, inpt: Any, params: dict[str, Any]) -> Any:
-    """For `v2.ColorJitter.transform`, which does so, too."""
+    """For `v2.ColorJitter.transform`, which compares tensors as v1's does."""
     return stock(jitter, inpt, {**params, "fn_idx": _as_list(params["fn_idx"])})
 
 
@@ -182,7 +182,7 @@ def forward(applies: Callable[[Any], bool]) -> Callable[..., Any]:
 
 
 def _chooses_inputs(kind: type[Transform]) -> bool:
-    """True for a transform with its own idea of which inputs it transforms."""
+    """True for a transform that overrides which of its inputs it transforms."""
     return kind._needs_transform_list is not Transform._needs_transform_list
 
 

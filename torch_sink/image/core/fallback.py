@@ -1,7 +1,7 @@
 """What ran in stock code on the CPU instead of on the device: how often, and why.
 
-Data workers and forked children are separate processes, so each leaves its counts in a file of its own in a folder of
-the process that set the backend; the report adds them up. Nothing that goes wrong with these files reaches user code.
+Each data worker and forked child writes its counts to a file in a folder of the process that set the backend; the
+report adds them up. Errors with these files never reach user code.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch_sink.errors import UnsupportedOperation
 
 # An operation, and the reason why it was not recorded.
 Row = tuple[str, ...]
-# Rows of the files of children that are no fallbacks: whether something was recorded, and how many images are kept.
+# Two rows in the files of children that are no fallbacks: whether anything was recorded, and how many images are kept.
 _HAS_RECORDED: Row = ()
 _KEPT: Row = ("kept",)
 
@@ -42,7 +42,7 @@ class FallbackReport:
     Attributes:
         counts: {(operation, reason): how often}.
         has_recorded: something was recorded at all.
-        kept: images that are kept in memory, and were decoded once for that, in all processes.
+        kept: how many images datasets keep in memory, decoded once, in all processes.
         broken: what `decode_report()` says.
     """
 
@@ -76,9 +76,8 @@ class FallbackReport:
 class _Ledger:
     """The counts of this process, and the folder where its children leave theirs.
 
-    A child, whether a data worker or forked by anybody, begins with counts of its own. All of them are in one file, a
-    line each, which is replaced for a new one; a count is written over the one before, for a sample may have many. The
-    process that reports finds a whole file, also of a child that was killed.
+    A child begins with empty counts. They are lines of one file: a new line replaces the file, and a new count is
+    written over the old one, as a sample may have many fallbacks. So the file is whole also where a child was killed.
     """
 
     def __init__(self) -> None:
@@ -127,12 +126,12 @@ class _Ledger:
             self.counts, self.has_recorded, self.kept, self.strict, self.folder, self._owner = before
 
     def close(self) -> None:
-        """Removes what children left, and what they may still leave."""
+        """Removes the folder with the files of the children."""
         if self._owner == os.getpid():
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def begin_in_child(self) -> None:
-        """After a fork, too: another thread of the parent may have held the lock."""
+        """Begins with empty counts; after a fork with a new lock, which another thread of the parent may have held."""
         self.counts, self.has_recorded, self.kept, self._lock = Counter(), False, 0, threading.Lock()
         self._name, self._places, self._closes_at_exit = secrets.token_hex(8), {}, False
 
@@ -156,9 +155,9 @@ class _Ledger:
             self._leave(_KEPT)
 
     def _leave(self, row: Row | None = None) -> None:
-        """Writes the count of a row that is there, or everything.
+        """Writes the count of a row to this child's file, or all of the file where it lacks that row.
 
-        A disk that is full, or a folder that is gone, costs the report the counts of this child and no more.
+        Where the disk is full or the folder is gone, the report lacks the counts of this child.
         """
         if not self.folder or self._owner == os.getpid():
             return
@@ -204,7 +203,7 @@ def fallback_report() -> FallbackReport:
 
 
 def is_executing() -> bool:
-    """True inside `executing()`: stock code must stay stock code, also where it calls what has a stand-in."""
+    """True inside `executing()`, where functions that have stand-ins run as stock code."""
     return getattr(_muted, "depth", 0) > 0
 
 
@@ -215,7 +214,7 @@ count_dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch
 
 @contextmanager
 def executing() -> Iterator[None]:
-    """Inside, stock code runs because a plan says so, on the host: nothing is recorded and nothing reported."""
+    """A context in which stock code makes pixels, on the host: nothing is recorded, and no fallback is reported."""
     before = getattr(_muted, "depth", 0)
     _muted.depth = before + 1
     # Where a script has set a default device, `pil_to_tensor` would make its tensor there.
@@ -250,9 +249,9 @@ def report_fallback(operation: str, reason: str, inner_module: str | None = None
     ledger.add(operation, reason)
 
 
-# Code that reads pixels for somebody else.
+# Packages that read pixels on behalf of their callers.
 _INNER_MODULES = ("torch_sink", "numpy", "PIL", "functools")
-# `Compose`, `Lambda` and their like, which call what may be written in C and have no frame of its own.
+# `Compose`, `Lambda` and their like, which call functions of C, which have no frame.
 _CONTAINERS = (
     "torchvision.transforms.transforms",
     "torchvision.transforms.v2._container",

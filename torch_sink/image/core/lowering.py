@@ -65,7 +65,7 @@ def float_bits(*values: float) -> tuple[int, ...]:
 # The code of an atom is its kind, and its formula above these bits.
 KIND_BITS = 6
 KIND_MASK = (1 << KIND_BITS) - 1
-# The code of what is no kind of its own: the row of one image that a MIX reads.
+# The code of a row that belongs to the MIX before it, and names an image that the MIX reads.
 MIXED = KIND_MASK
 
 
@@ -144,7 +144,7 @@ class LoweredImage:
             self.codes[-1] = MIXED
 
     def extend(self, other: LoweredImage) -> None:
-        """Adds atoms with tables that keep the size of an image, whatever it is."""
+        """Adds atoms that were lowered for an image of another size, and keep the size of any image."""
         for at, tables in other.tables.items():
             self.tables[len(self.atoms) + at] = tables
         self.atoms += map(list.copy, other.atoms)
@@ -186,7 +186,7 @@ def three(values: Any) -> tuple[Any, ...]:
 
 
 def lower(size: tuple[int, int], channels: int, ops: Sequence[Op]) -> LoweredImage:
-    """What an image goes through.
+    """The atoms that an image goes through.
 
     Args:
         size: width and height of the decoded source, pixels.
@@ -210,7 +210,7 @@ def lower(size: tuple[int, int], channels: int, ops: Sequence[Op]) -> LoweredIma
 
 
 def _lower_call(lowered: LoweredImage, op: Op) -> None:
-    """Lowers one call, whatever comes before it."""
+    """Lowers a call that is no call on the pixels of bytes."""
     if makes_bytes(op) and (op.name == "to_pil_image" or not lowered.is_uint8):
         # Bytes that were at most scaled and moved are what they were.
         lowered.value_ops[:] = [] if op.name == "to_pil_image" else [Op("pil_to_tensor")]

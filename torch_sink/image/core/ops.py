@@ -1,8 +1,11 @@
 """Recorded calls, and the operations that they are calls of.
 
-An `Operation` says all that the package knows of one kind of call; `operations/` holds them, one file a family. A
-recorded call, an `Op`, travels as a name and arguments. Replaying the recorded calls in order, in stock code, is the
-definition of what a handle stands for; the kernels have to give the same values.
+Three words, one meaning each: an `Op` is one recorded call, a name and arguments. An `Operation` is the kind of such
+calls, all that the package knows of them; `operations/` holds them, one file a family. An atom is a piece of kernel
+work, several of which may make up a call (`core/lowering.py`).
+
+Replaying the recorded calls in order, in stock code, is the definition of what a handle stands for; the kernels have to
+give the same values.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ class Op(NamedTuple):
 
 
 class InPlaceOp(Op):
-    """One whose stock code writes its result to the tensor that it is called on, which so keeps its strides."""
+    """A recorded call in place: stock code writes its result to the tensor itself, which so keeps its strides."""
 
     __slots__ = ()
 
@@ -110,7 +113,7 @@ class Operation:
         transforms: {transform class: ways to construct it}, for the support table.
         takes_palettes: it only moves pixels, which may be the numbers of colors in a palette.
         is_value: it makes one value of each, behind a conversion to a tensor: a table of 256 values holds it.
-        moves: on floats it moves pixels and writes none of its own, so that it may come before a table of values.
+        moves: on floats it moves pixels and writes no new values, so that it may come before a table of values.
         changes_layout: of a call: of a contiguous tensor it may make one that is not.
         clamps: floats lie in [0, 1] behind it.
         leaves_range: of a call: floats may lie anywhere behind it.
@@ -156,14 +159,14 @@ class Operation:
         TAKE_PALETTES.update(self.record if self.takes_palettes else ())
 
 
-# Name of a recorded call -> its operation, the stock function, and what turns it into kernel work.
+# {name of a recorded call: its operation}, {its name: the stock function}, {its name: what lowers it to atoms}.
 OPERATIONS: dict[str, Operation] = {}
 STOCK: dict[str, Stock] = {}
 LOWER: dict[str, Lower] = {}
-# Names of calls that make one value of each behind a conversion to a tensor; of others that are kernel work.
+# Names of the calls of operations with `is_value`, and of the others that are lowered to atoms.
 VALUE_CALLS: set[str] = set()
 PIXEL_CALLS: set[str] = set()
-# What is stood in for -> what records it; and those that also record on palette images.
+# {the target, what a recorder stands in for, as in `Operation.record`: the recorder}; targets that take palette images.
 RECORDERS: dict[Any, Recorder] = {}
 TAKE_PALETTES: set[Any] = set()
 
@@ -192,12 +195,12 @@ def recorder(target: Any) -> Recorder:
 
 
 def always(op: Op) -> bool:
-    """For fields of an operation that say the same of every call."""
+    """The value of a field of `Operation` that is true of every call."""
     return True
 
 
 def operations() -> list[Operation]:
-    """All of them, once each."""
+    """All operations, once each."""
     return list(dict.fromkeys(OPERATIONS.values()))
 
 
@@ -212,12 +215,12 @@ def record_maybe_in_place(handle: Any, in_place: bool, name: str, args: tuple[An
 
 
 def makes_floats(op: Op) -> bool:
-    """True for a call whose result is a tensor of another type than uint8, whatever it is called on."""
+    """True for a call that always gives a tensor of floats."""
     return op.operation.result(op) not in (None, torch.uint8)
 
 
 def makes_bytes(op: Op) -> bool:
-    """True for a call on tensors whose result is a uint8 tensor or a Pillow image, whatever it is called on."""
+    """True for a call on tensors that always gives a uint8 tensor or a Pillow image."""
     return op.operation.result(op) == torch.uint8
 
 
@@ -239,7 +242,7 @@ def replay(image: Any, ops: Sequence[Op], in_place: bool = False) -> Any:
 
 
 class TensorArgument:
-    """A tensor that nobody writes to; equal to itself alone, so that calls can be told apart without reading it."""
+    """A tensor among the arguments of a call, never written to; equal to itself alone, so that comparing is cheap."""
 
     __slots__ = ("tensor",)
 
@@ -264,7 +267,7 @@ class PackedArgument(NamedTuple):
 
 
 def tensor_arguments(programs: Iterable[Sequence[Op]]) -> Iterator[TensorArgument]:
-    """All of them in the programs of a batch."""
+    """All tensors among the arguments of the calls of a batch."""
     for ops in programs:
         for op in ops:
             for argument in op.args:

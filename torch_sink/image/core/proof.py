@@ -1,4 +1,4 @@
-"""Whether kernels give stock code's pixels on this machine: they make a few small images before anybody's own."""
+"""Whether kernels give stock code's pixels on this machine: they make a few small images before the first batch."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from torch_sink.triton_kernels.shapes import are_interpreted
 
 
 class Verdict(NamedTuple):
-    """What came of comparing the images."""
+    """The outcome of comparing the kernels' images with stock code's."""
 
-    holds: bool  # the kernels gave stock code's pixels for all of them
-    reason: str = ""  # else the first difference, or the error
-    lasts: bool = True  # it would be the same later, and in another process; an error may be gone there
+    holds: bool  # all images were equal
+    reason: str = ""  # otherwise the first difference, or the error
+    lasts: bool = True  # the outcome is final; an error, such as a want of memory, is not
 
 
 class Proof:
-    """What some kernels have to show on a device before they make anybody's pixels there.
+    """Compares the images of some kernels with stock code's, before they make a batch on a device.
 
     A verdict is found once for each kind of device, driver, releases and build of the kernels, and kept in Triton's
     cache, where later processes read it. An error, for want of memory for instance, is no verdict: at later questions
@@ -77,12 +77,12 @@ class Proof:
         return found is not None and found.lasts and not found.holds
 
     def prove(self, device: torch.device) -> Verdict:
-        """Compares now, whatever is known; the device may be the CPU in a process with Triton's interpreter."""
+        """Compares again, without the cache; the device may be the CPU in a process with Triton's interpreter."""
         try:
-            # Around somebody's loop it would change what stock code makes.
+            # Autocast of the caller would change what stock code makes.
             with torch.autocast("cpu", enabled=False):
                 difference = self._compare(device)
-        except Exception as error:  # whatever a compiler, a driver or a device raises
+        except Exception as error:  # of a compiler, a driver or a device
             text = str(error).strip().partition("\n")[0]
             return Verdict(False, f"{type(error).__name__}: {text}", lasts=False)
         return Verdict(not difference, difference)
@@ -143,7 +143,7 @@ class Proof:
 
 
 def _with_index(device: torch.device) -> torch.device:
-    """The device that "cuda" means."""
+    """A device with its number; "cuda" is the current one."""
     if device.type == "cpu" or device.index is not None:
         return device
     return torch.device(device.type, torch.accelerator.current_device_index())

@@ -43,7 +43,7 @@ def to_host(values: torch.Tensor) -> torch.Tensor:
 
 
 def _end_of_work(device: torch.device) -> Any:
-    """An event behind what the current stream of a device was given so far; a thread sleeps while it waits for it."""
+    """An event behind all work that the current stream of a device has so far; a thread that waits for it sleeps."""
     if device.type == "cuda":
         # torch.Event takes `blocking`, too, and spins all the same.
         arrived = torch.cuda.Event(blocking=True)
@@ -55,7 +55,7 @@ def _end_of_work(device: torch.device) -> Any:
 
 
 def to_host_later(values: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Sends values to the host. Returns what waits for them alone, whatever is launched meanwhile, and gives them."""
+    """Begins to copy values to the host. Returns a function that waits for this copy alone, and returns the values."""
     if values.device.type == "cpu":
         return lambda: values
     on_host = host_buffer(values.shape, values.dtype, values.device)

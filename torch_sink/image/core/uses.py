@@ -1,21 +1,21 @@
-"""When an image is used again: once values were made, or planned, since its last use, the next one is another sample's.
+"""When a second sample uses an image: when a batch was made, or planned, since the image was last used.
 
-Several uses before that are views of one sample, as of two crops that are compared.
+Uses without a batch in between belong to one sample, as two crops that are compared do.
 """
 
 from __future__ import annotations
 
-batches = 0  # that this process has made or planned, single images among them
-were_opened = False  # images that wait for their pixels, in this process
+batches = 0  # how many batches and single images this process has made or planned
+were_opened = False  # whether this process has opened images whose pixels are not made yet
 
 
 def note_batch() -> None:
-    """Values were made, or planned, or sent elsewhere."""
+    """Notes that values were made, planned, or sent to another process."""
     global batches
     batches += 1
 
 
 def note_opened() -> None:
-    """An image waits for its pixels, which a dataset may keep."""
+    """Notes that an image was opened whose pixels are not made yet, which a dataset may keep."""
     global were_opened
     were_opened = True

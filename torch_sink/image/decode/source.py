@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from PIL import Image
@@ -162,12 +162,6 @@ def _opens(source: EncodedSource) -> bool:
 def has_plain_palette(image: Image.Image) -> bool:
     """True for a loaded palette image whose colors have no alpha, which every operation keeps as they are."""
     return image.mode == "P" and image.palette is not None and image.palette.mode == "RGB"
-
-
-def palette_of(source: Source) -> Any:
-    """A copy of the palette that a recorded image has, or None for a source of another mode."""
-    image = getattr(source, "image", None)
-    return image.palette.copy() if image is not None and image.mode == "P" else None
 
 
 # --- what decoding gives

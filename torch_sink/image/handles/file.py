@@ -60,7 +60,7 @@ class LazyJpegImageFile(LazyPixels, JpegImageFile):
         return lazy_image(self) if self._im is None and not self.decoderconfig else None
 
     def records(self) -> bool:
-        """Whether a use is recorded. One for a second sample finds pixels, which stock code has since the first."""
+        """Whether a use is recorded. A second sample's finds the pixels, which stock code has since the first."""
         if self._im is not None or self.decoderconfig:
             return False
         fields, now = vars(self), uses.batches
@@ -70,7 +70,7 @@ class LazyJpegImageFile(LazyPixels, JpegImageFile):
         return self._im is None
 
     def keep_pixels(self) -> None:
-        """Becomes what it is in stock code once it was used, under the conditions of `LazyImage.keep_pixels`."""
+        """Makes the pixels and closes the file, under the conditions of `LazyImage.keep_pixels`."""
         source, pixel_bytes = vars(self).get("lazy_file_source"), self.width * self.height * len(self.mode)
         if source is None or self.decoderconfig or not is_worth_keeping(source, pixel_bytes):
             return
@@ -86,7 +86,7 @@ class LazyJpegImageFile(LazyPixels, JpegImageFile):
         return JpegImageFile.load(self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """As Pillow's own file, whose pixels travel."""
+        """Pickles as Pillow's own file does: the pixels travel."""
         if stays(protocol):
             self.__class__ = JpegImageFile  # type: ignore[assignment]
             return self.__reduce_ex__(protocol)
@@ -96,7 +96,7 @@ class LazyJpegImageFile(LazyPixels, JpegImageFile):
         return copyreg._reconstructor, (JpegImageFile, object, None), self.__getstate__()  # type: ignore[attr-defined]
 
     def verify(self) -> None:
-        """As Pillow's own, after which the file has to be opened again: what is left is Pillow's own image."""
+        """Verifies the file, which then has to be opened again, as in Pillow; this becomes Pillow's own image."""
         super().verify()
         self._forget()
         object.__setattr__(self, "__class__", JpegImageFile)
@@ -133,7 +133,7 @@ def jpeg_factory(stock: Callable[..., Any], fp: Any, filename: Any = None) -> An
 
 
 def or_placeholder(load: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What `load` returns, or in a stream where broken files are skipped or replaced a placeholder for one."""
+    """What `load` returns; for a broken file a placeholder, in a stream that skips or replaces broken files."""
     if is_executing() or not is_reading_stream():
         return load(*args, **kwargs)
 
@@ -159,7 +159,7 @@ def pil_loader(stock: Callable[..., Any], path: Any) -> Image.Image:
 
 
 def _is_open_replaced() -> bool:
-    """True where somebody else, such as `mock.patch`, has put a function in the place of `Image.open`, ever."""
+    """True where another package, such as `mock`, has replaced `Image.open`, below or above this package's stand-in."""
     function: Any = Image.open
     while getattr(function, "__globals__", {}).get("__name__", "").startswith("torch_sink."):
         function = function.__wrapped__
@@ -200,7 +200,7 @@ _last_read = threading.local()
 
 
 class Operator:
-    """Stand-in for an operator of `torch.ops.image`; whatever else is asked of it, the stock one answers."""
+    """Stand-in for an operator of `torch.ops.image`, with all other attributes of the stock operator."""
 
     def __init__(self, stock: Callable[..., Any], call: Callable[..., Any]) -> None:
         self._stock, self._call = stock, call
@@ -213,14 +213,14 @@ class Operator:
 
 
 def _read_file(stock: Callable[..., Any], path: str) -> torch.Tensor:
-    """The bytes of a file; whose they are is known until the next file is read."""
+    """The bytes of a file; its path is known until the next file is read."""
     data = stock(path)
     _last_read.file = weakref.ref(data), path
     return data
 
 
 def _decode_file(stock: Callable[..., Any], data: Any, mode: int, apply_exif_orientation: bool = False) -> Any:
-    """A handle for a file that the JPEG kernels cover; what else there is, is decoded here."""
+    """A handle for a file that the JPEG kernels cover; any other file is decoded at once."""
     source = _source(data, mode) if type(data) is torch.Tensor else None
     if source is None:
         return _decode_pixels(stock, data, mode, apply_exif_orientation)
@@ -250,7 +250,7 @@ def _source(data: torch.Tensor, mode: int) -> EncodedSource | None:
     unchanged, gray, rgb = (each.value for each in (ImageReadMode.UNCHANGED, ImageReadMode.GRAY, ImageReadMode.RGB))
     if mode not in (unchanged, gray, rgb) or data.dtype != torch.uint8 or data.ndim != 1 or data.device.type != "cpu":
         return None
-    # Nothing may raise later: stock code raises here.
+    # Stock code raises here, so nothing may raise later.
     source = encoded_source(data.numpy().tobytes(), _path_of(data), thorough=True)
     if source is None or source.header.scan is None or source.header.scan.sampling in _samplings_of_their_own():
         return None
@@ -301,7 +301,7 @@ def _tiny_file() -> bytes:
     return proof.encoded(Image.fromarray(ramp), quality=100)
 
 
-# By name, what stands in for an operator.
+# {name of an operator of `torch.ops.image`: its stand-in}.
 OPERATORS: dict[str, Callable[..., Any]] = {
     "read_file": _read_file,
     "decode_image": _decode_file,

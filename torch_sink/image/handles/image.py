@@ -18,14 +18,7 @@ from torch_sink.errors import DecodeError
 from torch_sink.image.core import settings, uses
 from torch_sink.image.core.fallback import executing, is_executing, ledger, report_fallback
 from torch_sink.image.core.ops import Op, replay
-from torch_sink.image.decode.source import (
-    EncodedSource,
-    PixelSource,
-    Source,
-    has_plain_palette,
-    is_worth_keeping,
-    palette_of,
-)
+from torch_sink.image.decode.source import EncodedSource, PixelSource, Source, has_plain_palette, is_worth_keeping
 from torch_sink.image.handles.names import named_as, stays, unpickled
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
 from torch_sink.image.operations import RECORDERS
@@ -35,9 +28,9 @@ _LOADS_FOR_THE_HEADER = ("exif_transpose",)  # of Pillow's own functions
 
 
 class _PixelAccess:
-    """What `load()` returns to code outside Pillow, which mostly wants the file read and its error raised.
+    """What `load()` returns to code outside Pillow: it makes the pixels when one of them is read or written.
 
-    The file is read, and errors of its header were raised, already; pixels are made when one of them is asked for.
+    Most callers of `load()` want the file read and its errors raised, which has happened by then.
     """
 
     def __init__(self, load: Callable[[], Any]) -> None:
@@ -51,7 +44,7 @@ class _PixelAccess:
 
 
 def _recording(name: str) -> Any:
-    """Pillow's method of that name; while the image records, what the operation's recorder makes of the call."""
+    """A method of `LazyPixels` that records while its image does, and is Pillow's method of that name afterwards."""
     stock, record = getattr(Image.Image, name), RECORDERS[f"Image.{name}"]
 
     @functools.wraps(stock)
@@ -64,16 +57,16 @@ def _recording(name: str) -> Any:
 
 
 class LazyPixels(Image.Image):
-    """What both kinds of lazy Pillow image share: their pixels are made when somebody asks for them."""
+    """The base of both kinds of lazy Pillow image: its pixels are made when they are first read."""
 
     @property
     def waits(self) -> bool:
-        """False once somebody has asked for the pixels."""
+        """False once the pixels were made."""
         raise NotImplementedError
 
-    _load: Callable[[], Any]  # the pixels themselves, as Pillow gives access to them
-    lazy_handle: Callable[[], LazyImage | None]  # what calls are recorded on; None once there are pixels
-    keep_pixels: Callable[[], None]  # makes them for what is used again: no later use decodes
+    _load: Callable[[], Any]  # makes the pixels, and returns Pillow's access to them
+    lazy_handle: Callable[[], LazyImage | None]  # the handle that calls are recorded on; None once there are pixels
+    keep_pixels: Callable[[], None]  # makes the pixels of an image that is used again, so that no later use decodes
 
     crop = _recording("crop")
     filter = _recording("filter")
@@ -102,7 +95,7 @@ class LazyPixels(Image.Image):
         self._forget()
 
     def _forget(self) -> None:
-        """Lets go of the file, once there are other pixels."""
+        """Drops the file and the recorded calls, once the image has other pixels."""
         for field in ("lazy_source", "lazy_ops", "lazy_file_source", "lazy_used"):
             self.__dict__.pop(field, None)
 
@@ -110,21 +103,21 @@ class LazyPixels(Image.Image):
         caller = sys._getframe(1)
         inside = caller.f_globals.get("__name__", "").startswith(("PIL.", "torch_sink.image."))
         goes_on = inside and caller.f_code.co_name not in _LOADS_FOR_THE_HEADER
-        # Where Pillow or this package asks, it goes on to use the pixels.
+        # Pillow and this package call `load()` to use the pixels next.
         if goes_on or is_executing() or not self.waits:
             return self._load()
         self.__dict__.setdefault("lazy_used", uses.batches)
         return _PixelAccess(self._load)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "__class__":  # a cast to a class that knows nothing of pixels that do not exist
+        if name == "__class__":  # a cast to a class that expects pixels
             self._load()
             self._forget()
         super().__setattr__(name, value)
 
 
 class _StockType(type):
-    """Makes every Pillow image an instance of `LazyImage`, as it is one of the class that stock code would have.
+    """Makes every Pillow image an instance of `LazyImage`, as it is one of `Image`, for which `LazyImage` stands.
 
     Libraries look at that: they cast the result of a call to the class of its argument where that is a subclass.
     """
@@ -155,7 +148,7 @@ class LazyImage(LazyPixels, metaclass=_StockType):
         # The fields of Image.Image, filled directly: its __init__ would use the `im` setter, and `update` is slow.
         fields = self.__dict__
         fields["_im"], fields["_mode"], fields["_size"] = None, mode, size
-        fields["palette"] = palette_of(source) if mode == "P" else None
+        fields["palette"] = source.image.palette.copy() if mode == "P" else None  # type: ignore[union-attr]
         fields["_readonly"], fields["_exif"] = 0, None
         fields["lazy_source"], fields["lazy_ops"] = source, ops
         if not ledger.has_recorded:
@@ -163,7 +156,7 @@ class LazyImage(LazyPixels, metaclass=_StockType):
 
     @property
     def is_recording(self) -> bool:
-        """False once somebody has asked for the pixels."""
+        """False once the pixels were made."""
         return self.__dict__["_im"] is None
 
     waits = is_recording
@@ -173,25 +166,25 @@ class LazyImage(LazyPixels, metaclass=_StockType):
 
     @property
     def lazy_shape(self) -> tuple[int, int, int]:
-        """Of the tensor that it would become."""
+        """(channels, height, width) of the tensor that the image would become."""
         width, height = self._size
         return 3 if self._mode == "RGB" else 1, height, width
 
     def record(self, *ops: Op, size: tuple[int, int] | None = None, mode: str | None = None) -> LazyImage:
-        """A new handle with more calls; `size` (width, height) and `mode` where they change them."""
+        """A new handle with more calls; `size` (width, height) and `mode` are given where the calls change them."""
         source, before = self.recipe()
         fields = self.__dict__
         recorded = LazyImage(source, before + ops, size or fields["_size"], mode or fields["_mode"])
         return recorded._with_info(self) if "info" in fields and all(map(_keeps_info, ops)) else recorded
 
     def _with_info(self, other: Image.Image) -> LazyImage:
-        """This handle, with what somebody may have written to the `info` of another image."""
+        """This handle with a copy of the `info` of another image, where that was read or written."""
         if "info" in other.__dict__:
             self.__dict__["info"] = dict(other.info)
         return self
 
     def recipe(self) -> tuple[Source, tuple[Op, ...]]:
-        """What a new handle begins with: the pixels, where this one is used for a second sample."""
+        """The source and the calls that a new handle begins with; a second sample's begins with finished pixels."""
         fields, now = self.__dict__, uses.batches
         if fields.get("lazy_used", now) != now:
             self.keep_pixels()
@@ -199,10 +192,10 @@ class LazyImage(LazyPixels, metaclass=_StockType):
         return _source_and_ops(fields)
 
     def keep_pixels(self) -> None:
-        """Makes the pixels, with which new handles begin from now on, and lets go of the file.
+        """Makes the pixels, with which new handles begin from now on, and drops the file.
 
-        Where a device makes pixels, an image stays what it is if that takes less room. So does a damaged one: whoever
-        uses its batch decides what becomes of it.
+        Where a device makes pixels, the file is kept if it takes less memory than the pixels. A damaged file is always
+        kept: the policy of its batch decides about its sample.
         """
         source, ops = _source_and_ops(self.__dict__)
         is_done = isinstance(source, PixelSource) and not ops
@@ -220,9 +213,9 @@ class LazyImage(LazyPixels, metaclass=_StockType):
             with executing():
                 image = replay(source.decode(), ops)
                 if isinstance(source, PixelSource) and image is source.image:
-                    image = image.copy()  # somebody may write to it
+                    image = image.copy()  # the program may write to this image
             self.__dict__.setdefault("info", image.info)
-            # Another thread may be about to record on what it was before.
+            # In one step: another thread may be recording on this image.
             self.__dict__.update({"_im": image.im, "lazy_source": PixelSource(image, source.path), "lazy_ops": ()})
         return Image.Image.load(self)
 
@@ -249,8 +242,7 @@ class LazyImage(LazyPixels, metaclass=_StockType):
         if self.is_recording and not settings.sends_pixels():
             source, ops = self.recipe()
             uses.note_batch()
-            fields = self.__dict__
-            info = {"info": fields["info"]} if "info" in fields else None
+            info = {"info": self.info} if "info" in self.__dict__ else None
             return unpickled, (self.lazy_class, source, ops, self._size, self._mode), info
         with executing():
             return copyreg._reconstructor, (Image.Image, object, None), self.__getstate__()  # type: ignore[attr-defined]
@@ -259,7 +251,7 @@ class LazyImage(LazyPixels, metaclass=_StockType):
         self.__dict__.update(state)
 
     def __eq__(self, other: object) -> bool:
-        # Stock code would have two objects of the class `Image`; Pillow compares classes first.
+        # Pillow compares classes first, and both objects would be of the class `Image` in stock code.
         if type(other) not in (LazyImage, Image.Image):
             return False
         image: Any = other
@@ -270,30 +262,29 @@ class LazyImage(LazyPixels, metaclass=_StockType):
     convert = _recording("convert")
 
     def as_tensor(self, op: Op, dtype: torch.dtype, *, as_tv_image: bool = False) -> LazyTensor | LazyTVImage:
-        """The tensor [C, H, W] that a conversion makes."""
+        """The handle of the tensor [C, H, W] that a conversion makes of the image."""
         source, before = self.recipe()
-        kind = LazyTVImage if as_tv_image else LazyTensor
-        return kind(source, (*before, op), self.lazy_shape, dtype)
+        return (LazyTVImage if as_tv_image else LazyTensor)(source, (*before, op), self.lazy_shape, dtype)
 
 
 for _kind in HANDLES:
     _kind.image_class = LazyImage
 
-# Of the fields of an image: those of one moment, whatever another thread does meanwhile.
+# Reads both fields in one step, so that another thread cannot replace one of them in between.
 _source_and_ops = operator.itemgetter("lazy_source", "lazy_ops")
 
 
 def _keeps_info(op: Op) -> bool:
-    """True for calls whose result has the `info` of the image that they are called on."""
+    """True for a call whose result has the `info` of the image that it is called on."""
     return op.name.startswith("pil.") and not op.operation.loses_info(op)
 
 
 def lazy_image(image: Image.Image, *, palettes: bool = False) -> LazyImage | None:
-    """The handle to record on for `image`, or None where none can stand for it.
+    """The handle on which calls on `image` are recorded, or None where they run in stock code.
 
     A handle that still records is returned as it is. An ordinary image of mode "L" or "RGB" (and a handle whose
     pixels were read) is copied into a new handle, so that later writes to it are not seen. An image of another
-    package's class keeps its type: no handle stands for it. `palettes` are for operations that only move pixels.
+    package's class keeps its type, and never records. `palettes` are for operations that only move pixels.
     """
     if type(image) is LazyImage and image.is_recording and (palettes or image.mode != "P"):
         return image
@@ -307,7 +298,7 @@ def lazy_image(image: Image.Image, *, palettes: bool = False) -> LazyImage | Non
         report_fallback("Pillow image", f"{name} is a class of its own, which a recorded image would not be")
         return None
     with executing():
-        image.load()  # the file of another format, which nobody has read yet, or what was recorded on a palette
+        image.load()  # an unread file of another format, or a handle of a palette image
     if image.mode not in RECORDED_MODES and not (palettes and has_plain_palette(image)):
         # The values of a palette image may be classes, which a conversion would destroy.
         advice = "" if image.mode == "P" else ": convert it to 'RGB' or 'L' first"
@@ -319,11 +310,11 @@ def lazy_image(image: Image.Image, *, palettes: bool = False) -> LazyImage | Non
 
 
 def pixels_of(image: Image.Image) -> PixelSource:
-    """A copy of the pixels of an ordinary image, so that later writes to it are not seen."""
+    """A source of a copy of an ordinary image's pixels, which later writes to the image do not change."""
     uses.note_opened()
     return PixelSource(image._new(image.im.copy()))
 
 
 def handle_of_file(image: Image.Image, source: EncodedSource) -> LazyImage:
-    """The handle for an open file that nobody has read, with what somebody may have written to its `info`."""
+    """The handle of an open file whose pixels were not read, with the file's `info` as the program left it."""
     return LazyImage(source, (), source.size, source.mode)._with_info(image)

@@ -25,7 +25,7 @@ from torch_sink.image.handles.file import LazyJpegImageFile
 from torch_sink.image.handles.image import LazyImage, LazyPixels
 from torch_sink.image.handles.tensor import HANDLES
 
-# From these on there is all of a process.
+# Types whose objects lead to everything in the process.
 _NOT_ENTERED = (type, ModuleType, GeneratorType, CoroutineType, FrameType, torch.Tensor)
 
 

@@ -59,7 +59,7 @@ def without_memory(cls: Any, shape: torch.Size, dtype: torch.dtype) -> Any:
 
 
 def _refusing(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, with a storage that gives up its memory and raises when somebody asks for it."""
+    """The tensor, with a storage that gives up its memory and raises an error where code asks for its address."""
     with _plain_call():
         storage = tensor.untyped_storage()
     _raise_on_access(storage._cdata, _NO_VALUES)
@@ -67,7 +67,7 @@ def _refusing(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _as_it_was_recorded() -> AbstractContextManager[None]:
-    """Inside, modes in which somebody asks for the values do not change how they are made."""
+    """A context in which values are made as if no mode were active, whatever modes the caller is in."""
     has_modes = count_function_modes() or count_dispatch_modes() or _function_transforms()
     is_unusual = has_modes or torch.is_inference_mode_enabled() or torch.is_autocast_enabled("cpu")
     return _without_modes() if is_unusual else nullcontext()
@@ -97,7 +97,7 @@ class Lazy:
 
     @property
     def is_recording(self) -> bool:
-        """False once somebody has asked for the values."""
+        """False once the values were made."""
         raise NotImplementedError
 
     def make(self) -> None:
@@ -110,11 +110,11 @@ class Lazy:
             with _as_it_was_recorded():
                 self.make()
         elif not self.lazy_real.requires_grad:
-            self.become(self.lazy_real.detach())  # if nobody holds it any more
+            self.become(self.lazy_real.detach())  # which succeeds once C++ code has let go of this tensor
         return vars(self).get("lazy_real", self)
 
     def become(self, real: torch.Tensor) -> torch.Tensor:
-        """Becomes a tensor that nobody else holds. Returns the real tensor, as `materialize` does."""
+        """Becomes `real`, to which the caller keeps no reference. Returns the real tensor, as `materialize` does."""
         if not isinstance(self, Lazy):
             return self  # another thread was faster
         kept = {name: value for name, value in vars(self).items() if name not in self.fields}
@@ -131,7 +131,7 @@ class Lazy:
         return self  # type: ignore[return-value]
 
     def note_use(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        """A call needs the values."""
+        """Is told of each call that needs the values, before they are made."""
 
     @classmethod
     def __torch_function__(

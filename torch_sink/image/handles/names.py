@@ -23,7 +23,7 @@ def named_as(stock: type) -> Callable[[Class], Class]:
 
 
 def stays(protocol: Any) -> bool:
-    """Whether a pickle of this protocol goes to no other process of this program, which has this package.
+    """True for a pickle that may be read without this package: not one that travels between processes of a program.
 
     `torch.save` writes protocol 2, and joblib takes its hashes of protocol 3; multiprocessing writes Python's default.
     """
@@ -57,7 +57,7 @@ def written(function: Any) -> str:
         return function.overloadpacket.__name__.removeprefix("_")
     if name in ("__get__", "__set__"):
         owners = (vars(cls).items() for cls in torch.Tensor.__mro__)
-        # A property has no name of its own before Python 3.13.
+        # Properties have no name before Python 3.13.
         found = next(
             (known for items in owners for known, value in items if value is function.__self__), "an attribute"
         )

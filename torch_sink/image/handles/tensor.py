@@ -23,7 +23,7 @@ from torch_sink.image.operations import RECORDERS
 
 
 class _Handle(Lazy):
-    """What both kinds of handle share: a source, and the calls recorded on it."""
+    """The base of both kinds of handle: a source, and the calls recorded on it."""
 
     lazy_class: ClassVar[tuple[str, str]]
     image_class: ClassVar[type]  # LazyImage, once its module, which imports this one, is loaded
@@ -32,10 +32,10 @@ class _Handle(Lazy):
     lazy_shape: torch.Size
     lazy_dtype: torch.dtype
     lazy_was_collated = False  # its values were made for a batch, in this process
-    # What stock code's tensor is a view of, as a crop is one of its image: a handle, or a part of a stack. Once one of
-    # the two is real, so is the other: what changes one of them in place changes the other.
+    # The handle or stack whose memory stock code's tensor shares, as a crop shares that of its image. Once one of the
+    # two has its values, so has the other: a change of one in place changes the other.
     lazy_base: Any = None
-    lazy_part: int  # of which part of a stack it is a view
+    lazy_part: int  # the number of this image in the stack that is its base
     lazy_views: Mapping[int, Any] = {}
     fields = frozenset(
         f"lazy_{name}" for name in ("source", "ops", "shape", "dtype", "was_collated", "base", "part", "views", "real")
@@ -52,7 +52,7 @@ class _Handle(Lazy):
             ledger.note_recorded()
         return handle
 
-    # Where C++ code holds a handle, its real tensor answers: its shape may change in place, and its dtype with `data`.
+    # Where C++ code holds a handle, its real tensor answers: a call in place may change its shape, `data` its dtype.
 
     @property
     def shape(self) -> torch.Size:
@@ -70,7 +70,7 @@ class _Handle(Lazy):
 
     @property
     def is_recording(self) -> bool:
-        """False once somebody has asked for the values, or for those that it is a view of."""
+        """False once the values were made, or those of the tensor that this one is a view of."""
         return "lazy_real" not in self.__dict__ and (self.lazy_base is None or self.lazy_base.is_recording)
 
     def record(
@@ -82,8 +82,11 @@ class _Handle(Lazy):
     ) -> Any:
         """A new handle of the same kind with one more call.
 
-        `shape` and `dtype` are those of its result, where the call changes them. Under `is_view` stock
-        code's result shares memory with the tensor that it is called on.
+        Args:
+            op: the call.
+            shape: of its result, where the call changes it.
+            dtype: of its result, where the call changes it.
+            is_view: stock code's result shares memory with the tensor that it is called on.
         """
         fields = self.__dict__
         ops = (*fields["lazy_ops"], op)
@@ -91,14 +94,14 @@ class _Handle(Lazy):
         return self.lend_to(made) if is_view else made
 
     def lend_to(self, view: Any) -> Any:
-        """`view`, which is one of this handle."""
+        """Notes that another handle or batch is a view of this one, and returns it."""
         view.__dict__["lazy_base"] = self
         self.__dict__.setdefault("lazy_views", weakref.WeakValueDictionary())[id(view)] = view
         return view
 
     @property
     def changes_in_place(self) -> bool:
-        """True where a call in place can be recorded: nobody else holds another part of what it changes."""
+        """True where a call in place can be recorded: the program holds no other part of the memory that it changes."""
         if is_expanded(self.lazy_ops):
             return False
         return bool(self._twins()) or (not self.lazy_views and _is_last_of_its_memory(self))
@@ -107,13 +110,13 @@ class _Handle(Lazy):
         """Records a call that changes what this handle stands for; returns the handle."""
         twins = self._twins()
         if not twins:
-            self.__dict__.pop("lazy_base", None)  # nobody sees it any more
+            self.__dict__.pop("lazy_base", None)  # this handle held it alone
         for handle in twins or [self]:
             handle.__dict__["lazy_ops"] = (*handle.lazy_ops, op)
         return self
 
     def _twins(self) -> list[Any]:
-        """All handles of this memory, itself included; [] where one of them stands for another part of it."""
+        """All handles of the whole of this memory, itself included; [] where one stands for a part of it."""
         found: list[Any] = [self]
         while found[0].lazy_base is not None:
             found[0] = found[0].lazy_base
@@ -126,18 +129,18 @@ class _Handle(Lazy):
         return found
 
     def make(self) -> None:
-        """Makes the values; those of what this is a view of, where it is one."""
+        """Makes the values, or where this is a view those of its base, of which it gets its part."""
         if self.lazy_base is None:
             self.become_all(self._replayed())
         else:
             self.lazy_base.make_view(self)
 
     def make_view(self, view: Any) -> None:
-        """Makes the values of a view of this handle, which are a part of its own."""
+        """Makes the values of this handle, and with them those of its view."""
         self.materialize()
 
     def become_all(self, values: torch.Tensor) -> None:
-        """Becomes a tensor of values that nobody else holds; the views of this handle become views of that."""
+        """Becomes a tensor of new values; the views of this handle become views of that tensor."""
         views, ops = list(self.lazy_views.values()), self.lazy_ops
         real = self.become(self._stock_type(values))
         for view in views:
@@ -170,7 +173,7 @@ class _Handle(Lazy):
         return repr(self._stock_type(self._replayed()) if self.is_recording else self.materialize())
 
     def as_subclass(self, cls: type) -> Any:
-        """The same values as another tensor type; to a pure tensor this records nothing and costs nothing."""
+        """The same values as another tensor type; a pure tensor of them is another handle, and makes no values."""
         if cls is torch.Tensor and self.is_recording:
             return self.record_as(LazyTensor)
         return self.materialize().as_subclass(cls)
@@ -230,7 +233,7 @@ HANDLES = (LazyTensor, LazyTVImage)
 
 
 def _is_last_of_its_memory(view: Any) -> bool:
-    """Whether nobody holds what it is a view of, or another view of that: true behind a crop in a `Compose`."""
+    """True where the program holds neither the base of a view nor another view of it, as behind a crop in `Compose`."""
     base = view.lazy_base
     if base is None:
         return True
@@ -249,7 +252,7 @@ _LEAST_REFERENCES = _references_to_base(SimpleNamespace(lazy_base=object()))
 
 
 def _other_than(held: torch.Tensor | None, tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor`, or a second one of its memory where it is the one that somebody holds."""
+    """`tensor`, or where it is `held` itself another tensor object of the same memory."""
     return tensor.as_subclass(type(tensor)) if tensor is held else tensor
 
 
@@ -260,9 +263,11 @@ def is_expanded(ops: Sequence[Op]) -> bool:
 
 
 def _on_handles(recorder: Recorder, keeps_type: bool) -> Recorder:
-    """Records a call of torch on a handle, which is among its first two arguments.
+    """Makes what records a call of torch on a handle, which is among its first two arguments.
 
-    `keeps_type`: of a `tv_tensors.Image` torchvision returns one whatever its user asked for.
+    Args:
+        recorder: of the operation.
+        keeps_type: of a `tv_tensors.Image` the function returns one, also without `set_return_type("TVTensor")`.
     """
 
     def record(*args: Any, **kwargs: Any) -> Any:
@@ -270,7 +275,7 @@ def _on_handles(recorder: Recorder, keeps_type: bool) -> Recorder:
         if handle is None or not handle.is_recording:
             return NotImplemented
         result = recorder(*args, **kwargs)
-        # Of a `tv_tensors.Image` torchvision returns the type that its user asked for.
+        # Of a `tv_tensors.Image` torchvision returns a pure tensor, unless `set_return_type` says otherwise.
         is_image = type(result) is LazyTVImage and not (keeps_type or return_types._must_return_subclass())
         if not is_image:
             return result

@@ -1,4 +1,4 @@
-"""Compiles kernels before anybody waits for them, in all cores' processes, for this machine's GPU or another one."""
+"""Compiles kernels ahead of time, on all cores, for this machine's GPU or another one."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _DTYPES = {
 
 
 class Outcome(NamedTuple):
-    """What became of a variant of a kernel."""
+    """How the compilation of a variant of a kernel ended."""
 
     name: str
     was_there: bool  # Triton's cache held it already
-    seconds: float  # that it took
-    error: str = ""  # why the cache does not hold it; "" where it does
+    seconds: float  # that the compilation took
+    error: str = ""  # of the compiler; "" where the cache holds the variant
 
 
 def target_named(name: str | None) -> GPUTarget:
@@ -123,7 +123,7 @@ def compile_variant(number: int, target: GPUTarget) -> Outcome:
     try:
         with _compiling_for(target):
             _compiled(variant)
-    except Exception as raised:  # whatever a compiler raises: the other variants go on
+    except Exception as raised:  # of a compiler; the other variants go on
         error = f"{type(raised).__name__}: {raised}"
     finally:
         knobs.compilation.listener = before
@@ -140,7 +140,7 @@ def load_variant(variant: Variant) -> str:
     """
     try:
         _compiled(variant).run  # noqa: B018 loaded when it is asked for
-    except Exception as raised:  # whatever Triton, the C compiler or the driver raise
+    except Exception as raised:  # of Triton, the C compiler or the driver
         return f"{type(raised).__name__}: {raised}"
     return ""
 

@@ -22,7 +22,7 @@ from torch_sink.image.run.stock import make_for_device, make_in_stock_code
 
 @named_as(torch.Tensor)
 class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
-    """A batch [N, C, H, W] whose values do not exist yet; a `torch.Tensor` on the CPU to whoever asks.
+    """A batch [N, C, H, W] whose values do not exist yet; to programs a `torch.Tensor` on the CPU.
 
     `to(accelerator)` decodes and transforms there, on the current stream, and returns an ordinary tensor. Any other
     operation gives what it gives on the ordinary CPU tensor.
@@ -55,7 +55,7 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
 
     @property
     def is_recording(self) -> bool:
-        """False once somebody has asked for the values."""
+        """False once the values were made."""
         return self.lazy_real is None
 
     def record_mix(self, op: Op) -> LazyBatch:
@@ -69,7 +69,7 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
         return self.shape[0]
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        """As of the ordinary tensor. The batch goes on waiting: a debugger's look at it changes nothing."""
+        """The text of the ordinary tensor. The batch keeps recording: a debugger that shows it changes nothing."""
         if self.is_recording and self.program.destination == "meta":
             return f"LazyBatch(shape={tuple(self.shape)}, dtype={self.dtype}, recorded only)"
         return repr(self._made_on_cpu() if self.is_recording else self.materialize())

@@ -25,7 +25,7 @@ from torch_sink.image.run.collate import collate_handles, lazy_batch
 
 
 class _Images:
-    """What stacks and views of them share: handles that nobody else holds, or the batch of these; then its values."""
+    """The images that stacks and their views share: handles, or a batch of them, and later its values."""
 
     def __init__(self, handles: list[LazyTensor], batch: LazyBatch | None = None) -> None:
         self.handles, self.batch = handles, batch
@@ -54,11 +54,11 @@ class _Images:
 
     @property
     def is_recording(self) -> bool:
-        """False once somebody has asked for the values."""
+        """False once the values were made."""
         return self.values is None
 
     def make_view(self, view: LazyTensor) -> None:
-        """Makes the values of what `give` has given."""
+        """Makes all values, and those of an image that `give` returned a view of them."""
         view.become_all(self.real()[view.lazy_part])
 
 
@@ -70,8 +70,7 @@ EACH_ALONE = frozenset(
 
 @named_as(torch.Tensor)
 class LazyStack(LazyBatch):
-    """A stack [k, C, H, W] or [N, k, C, H, W] of images whose values do not exist yet; an ordinary tensor to whoever
-    asks.
+    """A stack [k, C, H, W] or [N, k, C, H, W] of images whose values do not exist yet; to programs a `torch.Tensor`.
 
     Its parts `stack[i]`, which iterating gives as well, record; `view`, `reshape` and `flatten` to [N * k, C, H, W]
     give a batch that waits as well.
@@ -95,12 +94,12 @@ class LazyStack(LazyBatch):
 
     @property
     def program(self) -> Program:  # type: ignore[override]
-        """Of all images."""
+        """The program of all images as one batch."""
         return self._images.packed().program
 
     @property
     def is_recording(self) -> bool:
-        """False once somebody has asked for the values, or for those of one of its views."""
+        """False once the values were made, for the stack itself or for one of its views."""
         return self._images.values is None
 
     def make(self) -> None:
@@ -112,7 +111,7 @@ class LazyStack(LazyBatch):
         self.become(values.data if values.shape == self._size else values.view(self._size))
 
     def pack(self) -> None:
-        """Packs the images here, and lets go of the handles: another process may get it without knowing of these."""
+        """Packs the images as a batch, and drops the handles, before the stack travels to another process."""
         if self._images.values is None:
             self._images.packed()
             self._images.handles = []
@@ -138,7 +137,7 @@ class LazyStack(LazyBatch):
         return self._images.packed()._made_on_cpu().view(self._size)
 
     def _execute(self, wanted: Wanted) -> tuple[torch.Tensor, list[int] | None]:
-        """What becomes of damaged files becomes of whole samples."""
+        """Makes the stack; the policy for damaged files applies to whole samples."""
         if not self.is_recording:
             return super()._execute(wanted)
         (count, *rest), batch, out, policy = self._size, self._images.packed(), wanted.out, wanted.on_decode_error
