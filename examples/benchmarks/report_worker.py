@@ -60,12 +60,12 @@ def support_section(report: Report) -> str:
     """The body of the section on the rows of the support table: those that cost most."""
     parts = []
     for (way, side), (size, results) in itertools.product(WAYS.items(), report["support_cost"].items()):
-        above = sum(result[side]["p50"] > AT_MOST for result in results.values())
+        ordered = worst(results, side, len(results))
+        above = sum(result[side]["p50"] > AT_MOST for _, result in ordered)
         lines = [
-            [name, f"{result['stock_us']['p50']:.0f}", of_rounds(result[side], 2)]
-            for name, result in worst(results, side)
+            [name, f"{result['stock_us']['p50']:.0f}", of_rounds(result[side], 2)] for name, result in ordered[:10]
         ]
-        parts += [f"{size}, {way}: {len(results)} pipelines, {above} of them above {AT_MOST}."]
+        parts += [f"{size}, {way}: {len(ordered)} pipelines, {above} of them above {AT_MOST}."]
         parts += [table(["pipeline", "stock, us", "divided by stock's"], lines)]
     return "\n\n".join(parts)
 
