@@ -97,6 +97,7 @@ def _rows() -> Iterator[Row]:
     yield v2.Compose, "forward", around(containers.compose_v2)
     yield transforms.RandomResizedCrop, "get_params", transform_methods.resized_crop_v1
     yield v2.RandomResizedCrop, "make_params", transform_methods.resized_crop_v2
+    yield v2.RandomIoUCrop, "make_params", transform_methods.iou_crop
     for kind in (transforms.RandomHorizontalFlip, transforms.RandomVerticalFlip):
         yield kind, "forward", around(transform_methods.flip_v1)
     for kind in (autoaugment.AutoAugment, autoaugment.RandAugment, autoaugment.TrivialAugmentWide):

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torchvision import tv_tensors
@@ -19,6 +20,7 @@ from torchvision.transforms import functional as F
 from torchvision.transforms import transforms
 from torchvision.transforms.v2 import Transform
 from torchvision.transforms.v2._utils import check_type, query_size
+from torchvision.transforms.v2.functional import convert_bounding_box_format
 from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
 from torch_sink.image.core.fallback import count_function_modes
@@ -62,6 +64,54 @@ def resized_crop_v2(stock: Callable[..., Any]) -> Any:
         return {"top": top, "left": left, "height": h, "width": w}
 
     return make_params
+
+
+def iou_crop(stock: Callable[..., Any]) -> Any:
+    """Stand-in for `v2.RandomIoUCrop.make_params`, which tries dozens of crops with a dozen tensors each."""
+
+    def make_params(self: Any, flat_inputs: list[Any]) -> dict[str, Any]:
+        boxes: Any = next((leaf for leaf in flat_inputs if isinstance(leaf, tv_tensors.BoundingBoxes)), None)
+        is_usual = torch.get_default_dtype() is torch.float32 and not _count_modes()
+        is_plain = type(boxes) is tv_tensors.BoundingBoxes and boxes.dtype is torch.float32 and boxes.is_cpu
+        if not (is_usual and is_plain and boxes.shape[1:] == (4,) and not boxes.requires_grad):
+            return stock(self, flat_inputs)
+        width_height = np.array(query_size(flat_inputs)[::-1], np.float32)
+        plain, corners = boxes.as_subclass(torch.Tensor), tv_tensors.BoundingBoxFormat.XYXY
+        found = convert_bounding_box_format(plain, boxes.format, corners).numpy()
+        with np.errstate(all="ignore"):
+            while not (least := self.options[int(torch.randint(0, len(self.options), (1,)))]) >= 1.0:
+                for _ in range(self.trials):
+                    params = _tried_crop(self, width_height, found, np.float32(least))
+                    if params is not None:
+                        return params
+        return {}
+
+    return make_params
+
+
+def _tried_crop(crop: Any, whole: np.ndarray, boxes: np.ndarray, least: np.float32) -> dict[str, Any] | None:
+    """A crop of an image `whole` = [width, height] that is near enough to one of `boxes` [N, 4], or None."""
+    shares = np.float32(crop.max_scale - crop.min_scale) * torch.rand(2).numpy() + np.float32(crop.min_scale)
+    width, height = map(int, whole * shares)
+    if not crop.min_aspect_ratio <= width / height <= crop.max_aspect_ratio:
+        return None
+    size = np.array((width, height), np.float32)
+    corner = np.trunc((whole - size) * torch.rand(2).numpy())
+    end = corner + size
+    if not size.all():
+        return None
+    centers = np.float32(0.5) * (boxes[:, :2] + boxes[:, 2:])
+    is_inside = ((corner < centers) & (centers < end)).all(axis=1)
+    if not is_inside.any():
+        return None
+    inside = boxes[is_inside]
+    sides = np.maximum(np.minimum(inside[:, 2:], end) - np.maximum(inside[:, :2], corner), np.float32(0))
+    common, areas = sides[:, 0] * sides[:, 1], (inside[:, 2] - inside[:, 0]) * (inside[:, 3] - inside[:, 1])
+    if (common / (areas + size[0] * size[1] - common)).max() < least:
+        return None
+    left, top = map(int, corner)
+    place = {"top": top, "left": left, "height": height, "width": width}
+    return {**place, "is_within_crop_area": torch.from_numpy(is_inside)}
 
 
 def augmentation_space(stock: Callable[..., Any]) -> Any:

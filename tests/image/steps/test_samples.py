@@ -114,6 +114,28 @@ def test_all_of_a_sample_moves(moves: str, sample: str) -> None:
     assert recorded == 6 or moves in ("detection", "pure", "others between", "colors")
 
 
+@pytest.mark.parametrize("kind", ["XYXY", "XYWH", "CXCYWH", "XYWHR", "integers", "none"])
+def test_crops_near_boxes_are_stocks(kind: str) -> None:
+    """Sampled with NumPy: the crops, the boxes inside of them, and the draws."""
+
+    def sample(image: Image.Image) -> tuple[Any, ...]:
+        chance = np.random.default_rng(image.getpixel((1, 1)))
+        corners = torch.from_numpy(chance.uniform(0, 20, (chance.integers(1, 6), 2)).astype(np.float32))
+        values = torch.cat(
+            [corners, corners + torch.from_numpy(chance.uniform(0, 16, corners.shape).astype(np.float32))], 1
+        )
+        values = torch.cat([values, values[:, :1]], 1) if kind == "XYWHR" else values
+        values = values[:0] if kind == "none" else values.long() if kind == "integers" else values
+        boxes = tv_tensors.BoundingBoxes(
+            values, format=kind if kind[0] in "XC" else "XYXY", canvas_size=(image.height, image.width)
+        )
+        return image, {"boxes": boxes, "mask": _mask(image)}
+
+    crops = [v2.RandomIoUCrop(), v2.RandomIoUCrop(0.1, 1.2, 0.3, 4.0, [0.05, 0.2, 1.0], trials=7)]
+    for crop in crops:
+        assert_stocks(v2.Compose([crop, *VALUES]), sample, range(25))
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("sample", ODD_SAMPLES)
 def test_unusual_samples_are_stocks(sample: str) -> None:
