@@ -13,6 +13,9 @@ pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_FILES = 16
+MOST_RECORDS = 32  # of the image backend
+
+RECORD_KINDS = ("NamedTuple", "TypedDict", "dataclass")
 
 # The lowest first: what a floor imports stands before it.
 FLOORS = [
@@ -108,6 +111,33 @@ def test_imports_are_seen() -> None:
 def test_no_folder_is_crowded(floor: str) -> None:
     files = [module for module in MODULES if floor_of(module) == floor and not module.endswith("__init__")]
     assert len(files) <= MOST_FILES
+
+
+def _is_record(node: ast.AST) -> bool:
+    """True for a class of the standard library's kinds of record, and for a call of `namedtuple`."""
+    if isinstance(node, ast.Call):
+        return ast.unparse(node.func).rpartition(".")[2] == "namedtuple"
+    marks = [*node.bases, *node.decorator_list] if isinstance(node, ast.ClassDef) else []
+    return any(ast.unparse(mark).partition("(")[0].rpartition(".")[2] in RECORD_KINDS for mark in marks)
+
+
+def test_the_image_backend_has_few_records() -> None:
+    """A record that one call returns is a tuple, and two records of one concept are one."""
+    files = [MODULES[module] for module in MODULES if module.startswith("image.")]
+    records = [node for file in files for node in ast.walk(ast.parse(file.read_text())) if _is_record(node)]
+    assert len(records) <= MOST_RECORDS
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("class A(NamedTuple): pass\nclass B(A): pass", 1),
+        ("@dataclasses.dataclass(frozen=True)\nclass A: pass\n@dataclass\nclass B: pass", 2),
+        ("A = namedtuple('A', 'x')\nclass B(typing.TypedDict): pass\nclass C: pass", 2),
+    ],
+)
+def test_records_are_seen(source: str, count: int) -> None:
+    assert sum(map(_is_record, ast.walk(ast.parse(source)))) == count
 
 
 def test_no_module_imports_itself_through_others() -> None:

@@ -84,7 +84,7 @@ def on_device(pipeline: Any) -> torch.Tensor:
     """A batch of two images; the kernels that would fill it are left out."""
     with torch_sink.image_backend("device", device="meta", strict=True):
         batch = default_collate([pipeline(make_photo(16, 16, seed)) for seed in range(2)])
-    return make_on_device(batch.program, Wanted(torch.device("meta"))).tensor
+    return make_on_device(batch.program, Wanted(torch.device("meta")))[0]
 
 
 @pytest.mark.parametrize("name", PIPELINES)

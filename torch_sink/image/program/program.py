@@ -182,12 +182,9 @@ class Wanted(NamedTuple):
         return self.out is not None and self.on_decode_error == "skip"
 
 
-class Made(NamedTuple):
-    """A batch that was made."""
-
-    tensor: torch.Tensor  # the result
-    rows: list[int] | None  # the images that its rows show; None where they are those of the batch, in order
-    broken_files: tuple[BrokenFile, ...]  # those whose images were skipped or replaced
+# A batch that was made: its tensor; the images that the rows show, None where these are the batch's, in order; and the
+# files whose images were skipped or replaced.
+Made = tuple[torch.Tensor, list[int] | None, tuple[BrokenFile, ...]]
 
 
 def survivors(

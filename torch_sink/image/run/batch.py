@@ -168,9 +168,8 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
         make = make_on_device if self.program.interpreted else make_in_stock_code
         if wanted.device.type != "cpu":
             make = make_on_device if kernels_make(self.program, wanted) else make_for_device
-        made = make(self.program, wanted)
-        self.broken_files = made.broken_files
-        return made.tensor, made.rows
+        made, shown, self.broken_files = make(self.program, wanted)
+        return made, shown
 
     def make(self) -> None:
         """Makes the values on the CPU, in stock code."""
@@ -186,7 +185,7 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
         self.become(real.as_subclass(torch.Tensor).unsqueeze(0))
 
     def _made_on_cpu(self) -> torch.Tensor:
-        return make_in_stock_code(self.program, Wanted(torch.device("cpu"))).tensor
+        return make_in_stock_code(self.program, Wanted(torch.device("cpu")))[0]
 
     def _refuse_meta(self) -> None:
         if self.program.destination == "meta":

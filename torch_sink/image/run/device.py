@@ -138,7 +138,7 @@ def make_on_device(program: Program, wanted: Wanted) -> Made:
         result = wanted.result(program, len(shown)).copy_(made[to_device(np.array(shown), wanted.device)])
     elif made is not result:
         result.copy_(made)
-    return Made(result, shown, broken_files)
+    return result, shown, broken_files
 
 
 def _copy_finished(program: Program, whole: torch.Tensor) -> None:

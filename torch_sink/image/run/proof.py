@@ -134,7 +134,7 @@ def _first_difference(dtype: torch.dtype, device: torch.device) -> str:
             source = PixelSource(image.transpose(Image.Transpose.ROTATE_180) if is_heavy else image)
             calls = [_recorded_calls(source, program) for program in programs.values()]
             expected = [replay(source.decode(), ops).as_subclass(torch.Tensor).to(dtype) for ops in calls]
-        made = to_host(make_on_device(_batch(source, calls, dtype, is_heavy), Wanted(device, dtype)).tensor)
+        made = to_host(make_on_device(_batch(source, calls, dtype, is_heavy), Wanted(device, dtype))[0])
         for name, ops, ours, theirs in zip(programs, calls, made, expected, strict=True):
             # NaN is close to nothing.
             if wrong := int((~((ours.double() - theirs.double()).abs() <= _allowed(ops, theirs))).sum()):

@@ -38,7 +38,7 @@ def make_in_stock_code(program: Program, wanted: Wanted) -> Made:
         result.copy_(mixed if shown is None else mixed[rows])
     else:
         run_on_cpu([work[row] for row in rows], result)
-    return Made(result, shown, broken_files)
+    return result, shown, broken_files
 
 
 def make_for_device(program: Program, wanted: Wanted) -> Made:
@@ -48,10 +48,10 @@ def make_for_device(program: Program, wanted: Wanted) -> Made:
         DecodeError: as `survivors` says.
     """
     on_host = wanted._replace(device=torch.device("cpu"), dtype=wanted.dtype_of_result(program), out=None)
-    made = make_in_stock_code(program, on_host)
-    result = wanted.result(program, len(made.tensor))
-    transfer(made.tensor, result)
-    return made._replace(tensor=result)
+    tensor, shown, broken_files = make_in_stock_code(program, on_host)
+    result = wanted.result(program, len(tensor))
+    transfer(tensor, result)
+    return result, shown, broken_files
 
 
 def _try_decode(source: Source) -> Source | DecodeError:
