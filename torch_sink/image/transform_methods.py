@@ -71,7 +71,7 @@ def iou_crop(stock: Callable[..., Any]) -> Any:
 
     def make_params(self: Any, flat_inputs: list[Any]) -> dict[str, Any]:
         boxes: Any = next((leaf for leaf in flat_inputs if isinstance(leaf, tv_tensors.BoundingBoxes)), None)
-        is_usual = torch.get_default_dtype() is torch.float32 and not _count_modes()
+        is_usual = torch.get_default_dtype() is torch.float32 and not count_function_modes()
         is_plain = type(boxes) is tv_tensors.BoundingBoxes and boxes.dtype is torch.float32 and boxes.is_cpu
         if not (is_usual and is_plain and boxes.shape[1:] == (4,) and not boxes.requires_grad):
             return stock(self, flat_inputs)
