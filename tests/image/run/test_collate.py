@@ -255,7 +255,7 @@ def test_finished_tensors_of_any_kind_lie_in_one_block_of_memory() -> None:
         torch.ones(5) > 0,
     ]
     sources: list[Source] = [FinishedSource(tensor.contiguous() if tensor.ndim != 3 else tensor) for tensor in kinds]
-    packed = Packing([*sources, FinishedSource(torch.tensor(3, dtype=torch.uint8)), *sources], ()).write()
+    packed = Packing([*sources, FinishedSource(torch.tensor(3, dtype=torch.uint8)), *sources]).write((), ())
     entries = packed.contents.entries
     assert len(entries) == len(kinds) + 1
     assert not any(isinstance(part, torch.Tensor) for entry in entries for part in entry)

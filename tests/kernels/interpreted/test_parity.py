@@ -18,7 +18,7 @@ from torch_sink.image.core import lowering
 from torch_sink.image.core.examples import REFERENCES
 from torch_sink.image.core.ops import Op
 from torch_sink.image.operations import resize as lower_resize
-from torch_sink.image.program import launches
+from torch_sink.image.program import jobs, launches
 from torch_sink.image.run import device
 from torch_sink.triton_kernels.stages import stage
 
@@ -103,6 +103,7 @@ def test_one_flipped_bit(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_tap_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
     stock = lower_resize.tables.tap_count
     monkeypatch.setattr(lower_resize.tables, "tap_count", lambda *args: stock(*args) - 2)
+    monkeypatch.setattr(jobs, "_kept", {})
     with pytest.raises(AssertionError, match="values differ"):
         check_train()
 

@@ -48,8 +48,6 @@ class ResizeWeights(NamedTuple):
 
 
 _NAME = operator.itemgetter(0)  # of a call
-# What follows the values of an atom in its row, by how many columns are filled.
-_PADDING = [[0] * length for length in range(rows.OPERATION_COLUMNS, -1, -1)]
 _FLOATS, _BITS = ([struct.Struct(f"={count}{kind}") for count in range(rows.OPERATION_COLUMNS)] for kind in "fi")
 
 
@@ -69,6 +67,14 @@ KIND_MASK = (1 << KIND_BITS) - 1
 MIXED = KIND_MASK
 
 
+# Columns of an atom while it is lowered: behind those of the kernels, height and width of its output.
+OUTPUT_HEIGHT, OUTPUT_WIDTH, ATOM_COLUMNS = (rows.OPERATION_COLUMNS + more for more in range(3))
+ATOM = struct.Struct(f"={ATOM_COLUMNS}i")
+ATOM_BYTES = ATOM.size
+# A kind, so many values, zeros, and the size of the output.
+_ROWS = [struct.Struct(f"={1 + count}i{4 * (OUTPUT_HEIGHT - 1 - count)}x2i") for count in range(OUTPUT_HEIGHT)]
+
+
 class LoweredImage:
     """The calls of one image, lowered in order: the atoms that it goes through, as the kernels read them.
 
@@ -79,9 +85,8 @@ class LoweredImage:
         is_uint8: True while the image is of bytes; False from a conversion to floats on.
         is_float: True where the values are float32 in the kernels. Where both are False, a table of 256 values that
             turns the bytes of the kernels into floats is still to come: `value_ops`.
-        atoms: the row of each, OPERATION_COLUMNS integers; what each kind reads there is said where it is made.
+        atoms: int32 [atoms, ATOM_COLUMNS]; what each kind reads in its row is said where it is made.
         codes: all that the stages depend on but for sizes: the kind and the formula of each atom.
-        sizes: (height, width) of the output of each.
         tables: {position of an atom: int32 arrays that it looks things up in}.
         weights: {position of an atom: the weights of a resize that it reads, made on the device}.
         branches: {position of a MIX: what makes the images that it reads, from the image before it}.
@@ -89,16 +94,15 @@ class LoweredImage:
     """
 
     __slots__ = (
-        *("height", "width", "channels", "is_uint8", "is_float", "atoms", "codes", "sizes"),
+        *("height", "width", "channels", "is_uint8", "is_float", "atoms", "codes"),
         *("tables", "weights", "branches", "value_ops"),
     )
 
     def __init__(self, height: int, width: int, channels: int) -> None:
         self.height, self.width, self.channels = height, width, channels
         self.is_uint8, self.is_float = True, False
-        self.atoms: list[list[int]] = []
+        self.atoms = bytearray()
         self.codes: list[int] = []
-        self.sizes: list[tuple[int, int]] = []
         self.tables: dict[int, tuple[np.ndarray, ...]] = {}
         self.weights: dict[int, ResizeWeights] = {}
         self.branches: dict[int, Sequence[LoweredImage]] = {}
@@ -119,25 +123,25 @@ class LoweredImage:
             tables: int32 arrays that the kernel looks things up in.
             weights: of a resize, where they are not in `tables`.
         """
-        row = [int(kind), *values, *_PADDING[len(values) + 1]]
-        if formula:
-            row[rows.FORMULA] = int(formula)
+        code = int(kind) | int(formula) << KIND_BITS
+        atoms, begin, number = self.atoms, len(self.atoms), len(self.codes)
+        atoms += _ROWS[len(values)].pack(kind, *values, self.height, self.width)
         if fill:
-            row[rows.FILL : rows.FILL + 3] = float_bits(*fill)
+            _BITS[3].pack_into(atoms, begin + 4 * rows.FILL, *float_bits(*fill))
         if factor:
-            row[rows.FACTOR] = float_bits(factor)[0]
+            _BITS[1].pack_into(atoms, begin + 4 * rows.FACTOR, *float_bits(factor))
+        if formula:
+            _BITS[1].pack_into(atoms, begin + 4 * rows.FORMULA, formula)
         if tables:
-            self.tables[len(self.atoms)] = tables
+            self.tables[number] = tables
         elif weights is not None:
-            self.weights[len(self.atoms)] = weights
-        self.atoms.append(row)
-        self.codes.append(row[0] | formula << KIND_BITS)
-        self.sizes.append((self.height, self.width))
+            self.weights[number] = weights
+        self.codes.append(code)
 
     def add_mix(self, weight: float, branches: Sequence[tuple[float, LoweredImage]]) -> None:
         """MIX: (number of branches,), the weight of the image itself as the factor; then for each branch a row of
         (the job that ends it,) and its weight."""
-        self.branches[len(self.atoms)] = [branch for _, branch in branches]
+        self.branches[len(self.codes)] = [branch for _, branch in branches]
         self.add(Kind.MIX, len(branches), factor=weight)
         for weight_of_branch, _ in branches:
             self.add(Kind.MIX, factor=weight_of_branch)
@@ -146,10 +150,15 @@ class LoweredImage:
     def extend(self, other: LoweredImage) -> None:
         """Adds atoms that were lowered for an image of another size, and keep the size of any image."""
         for at, tables in other.tables.items():
-            self.tables[len(self.atoms) + at] = tables
-        self.atoms += map(list.copy, other.atoms)
+            self.tables[len(self.codes) + at] = tables
+        size = _BITS[2].pack(self.height, self.width)
+        for end in range(ATOM_BYTES, len(other.atoms) + 1, ATOM_BYTES):
+            self.atoms += other.atoms[end - ATOM_BYTES : end - len(size)] + size
         self.codes += other.codes
-        self.sizes += [(self.height, self.width)] * len(other.atoms)
+
+    def atom(self, at: int) -> tuple[int, ...]:
+        """The row of one."""
+        return ATOM.unpack_from(self.atoms, ATOM_BYTES * at)
 
     def fill_of(self, fill: Any) -> tuple[float, ...]:
         """A fill as the kernels have it: bytes, or floats as they are."""

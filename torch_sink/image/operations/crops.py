@@ -17,7 +17,7 @@ from torchvision.transforms.v2.functional._geometry import (
 
 from torch_sink.image.core.arguments import Sides, color_of, fits_range, is_number, padding_fits, sides_of, size_of
 from torch_sink.image.core.examples import Arguments, Example, sample
-from torch_sink.image.core.lowering import LoweredImage
+from torch_sink.image.core.lowering import ATOM, ATOM_BYTES, OUTPUT_HEIGHT, OUTPUT_WIDTH, LoweredImage
 from torch_sink.image.core.ops import RECORDERS, Op, Operation, always, both
 from torch_sink.image.operations.colors import permute_channels
 from torch_sink.image.operations.flips import flip, flip_vertically
@@ -32,7 +32,7 @@ def shift(lowered: LoweredImage, top: int, left: int, height: int, width: int, f
     old_height, old_width = lowered.height, lowered.width
     lowered.height, lowered.width = height, width
     inside = top >= 0 and left >= 0 and top + height <= old_height and left + width <= old_width
-    if inside and len(lowered.atoms) > 1 and narrow_resize(lowered, top, left):
+    if inside and len(lowered.codes) > 1 and narrow_resize(lowered, top, left):
         return
     if left or top or width != old_width or height != old_height:
         lowered.add(Kind.SHIFT, left, top, old_width, old_height, fill=() if inside else lowered.fill_of(fill))
@@ -44,16 +44,18 @@ _DOWN_FIRST = [Kind.RESAMPLE_Y, Kind.RESAMPLE_X], [Kind.FILTER_Y, Kind.FILTER_X]
 
 def narrow_resize(lowered: LoweredImage, top: int, left: int) -> bool:
     """A crop right after a filter of both axes: only the pixels inside the crop are computed at all."""
-    kinds, (height, width) = lowered.codes[-2:], lowered.sizes[-2]
+    kinds, size = lowered.codes[-2:], [lowered.height, lowered.width]
+    one, other = (list(lowered.atom(len(lowered.codes) - back)) for back in (2, 1))
     if kinds in _ACROSS_FIRST:
-        offsets, size = (left, top), (height, lowered.width)
+        offsets, one[OUTPUT_WIDTH] = (left, top), lowered.width
     elif kinds in _DOWN_FIRST:
-        offsets, size = (top, left), (lowered.height, width)
+        offsets, one[OUTPUT_HEIGHT] = (top, left), lowered.height
     else:
         return False
-    for atom, offset in zip(lowered.atoms[-2:], offsets, strict=True):
-        atom[FIRST_OUTPUT] += offset
-    lowered.sizes[-2:] = size, (lowered.height, lowered.width)
+    one[FIRST_OUTPUT] += offsets[0]
+    other[FIRST_OUTPUT] += offsets[1]
+    other[OUTPUT_HEIGHT:] = size
+    lowered.atoms[-2 * ATOM_BYTES :] = ATOM.pack(*one) + ATOM.pack(*other)
     return True
 
 
@@ -243,7 +245,7 @@ def _pad(family: str, handle: Any, padding: Any, fill: Any = None, padding_mode:
     fills = _fills(family, handle, fill, padding_mode == "constant")
     if fills is None or (padding_mode != "constant" and len(fills) > 1):
         return NotImplemented
-    op = Op(f"{family}.pad", (list(sides), fills if len(fills) > 1 else fills[0], padding_mode))
+    op = Op(f"{family}.pad", (sides, fills if len(fills) > 1 else fills[0], padding_mode))
     return handle.record(op, shape=(channels, height, width))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from torch_sink.image.core.lowering import LoweredImage
+from torch_sink.image.core.lowering import OUTPUT_HEIGHT, LoweredImage
 from torch_sink.triton_kernels.rows import FIRST_OUTPUT, LAST_INPUT, MIRRORS, Kind
 
 Resampling = Image.Resampling
@@ -221,18 +221,18 @@ def nearest_table(start: float, step: float, out_size: int, in_size: int) -> np.
 
 def needed_rows(lowered: LoweredImage, down: int) -> tuple[int, int]:
     """Input rows [begin, end) that a RESAMPLE_Y or FILTER_Y, an atom of `lowered`, reads for the rows it makes."""
-    kind, rows, first = lowered.atoms[down][0], lowered.atoms[down][LAST_INPUT] + 1, lowered.atoms[down][FIRST_OUTPUT]
-    last = first + lowered.sizes[down][0] - 1
-    weights = lowered.weights.get(down)
+    atom, weights = lowered.atom(down), lowered.weights.get(down)
+    rows, first = atom[LAST_INPUT] + 1, atom[FIRST_OUTPUT]
+    last = first + atom[OUTPUT_HEIGHT] - 1
     if weights is not None:
         scale = weights.in_size / weights.out_size
-        support = SUPPORT[weights.resample] * max(scale, 1.0)
+        support = SUPPORT[weights.resample] * (scale if scale > 1.0 else 1.0)
         # Ranges that are rounded in float32 may hold one row more.
-        more = int(kind == Kind.FILTER_Y)
+        more = int(atom[0] == Kind.FILTER_Y)
         begin = max(int((first + 0.5) * scale - support + 0.5), 0) - more
         end = min(int((last + 0.5) * scale + support + 0.5), weights.in_size) + more
         return max(begin, 0), min(end, rows)
-    if kind == Kind.FILTER_Y and lowered.atoms[down][MIRRORS]:
+    if atom[0] == Kind.FILTER_Y and atom[MIRRORS]:
         return 0, rows
     starts, taps = lowered.tables[down]
     return max(int(starts[first]), 0), min(int(starts[last]) + len(taps), rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from PIL import Image
 from torch.utils.data import get_worker_info
 
 from torch_sink.common import segments
-from torch_sink.image.core.ops import Op, PackedArgument, tensor_arguments, with_packed, with_unpacked
+from torch_sink.image.core.ops import Op, PackedArgument, TensorArgument, with_packed, with_unpacked
 from torch_sink.image.decode.jpeg_block import ALIGNMENT_BYTES, joined, lay_out_jpegs
 from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource, Source
 
@@ -102,7 +102,6 @@ class Packing:
 
     Args:
         sources: of each image.
-        programs: the calls recorded on each.
 
     Attributes:
         sources: the distinct ones.
@@ -111,28 +110,32 @@ class Packing:
         add_array: writes an array behind what is there, and says where it begins; a multiple of 16 bytes.
     """
 
-    def __init__(self, sources: Sequence[Source], programs: Sequence[tuple[Op, ...]]) -> None:
+    def __init__(self, sources: Sequence[Source]) -> None:
         self.sources, self.entry_of_image = _distinct(sources)
-        self._programs = tuple(programs)
         self.jpegs = lay_out_jpegs(self.sources)
         self._chunks = self.jpegs.chunks
         self.add_array = self._chunks.add_array
 
-    def write(self) -> Packed:
-        """Writes the blob: all arrays that were added, and in a data worker the contents."""
+    def write(self, programs: Sequence[tuple[Op, ...]], arguments: Iterable[TensorArgument]) -> Packed:
+        """Writes the blob: all arrays that were added, and in a data worker the contents.
+
+        Args:
+            programs: the calls recorded on each image.
+            arguments: the tensors among their arguments.
+        """
         entries: list[tuple[Any, ...]] = []
         for at, source in enumerate(self.sources):
             kind, chunk, *described = _payload(source)
             alignment = ALIGNMENT_BYTES if kind == "tensor" else 1
             pieces = self.jpegs.pieces.get(at) or [self._chunks.add(chunk, alignment)]
             entries.append((kind, pieces, *described))
-        arguments: dict[int, PackedArgument] = {}
-        for argument in tensor_arguments(self._programs):
-            if id(argument) not in arguments:
+        packed: dict[int, PackedArgument] = {}
+        for argument in arguments:
+            if id(argument) not in packed:
                 begin, _ = self._chunks.add(_bytes_of(argument.tensor))
-                arguments[id(argument)] = PackedArgument(begin, tuple(argument.tensor.shape), argument.tensor.dtype)
-        programs = tuple(with_packed(ops, arguments) for ops in self._programs) if arguments else self._programs
-        contents = Contents(tuple(entries), programs, self.entry_of_image)
+                packed[id(argument)] = PackedArgument(begin, tuple(argument.tensor.shape), argument.tensor.dtype)
+        calls = tuple(with_packed(ops, packed) for ops in programs) if packed else tuple(programs)
+        contents = Contents(tuple(entries), calls, self.entry_of_image)
         is_worker = get_worker_info() is not None
         sealed = self._chunks.add(pickle.dumps(contents, pickle.HIGHEST_PROTOCOL)) if is_worker else None
         blob = segments.allocate(self._chunks.size) if is_worker else None

@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_sink.image.core.lowering import LoweredImage, ResizeWeights, lower
-from torch_sink.image.core.ops import Op
+from torch_sink.image.core.lowering import ResizeWeights
+from torch_sink.image.core.ops import Op, TensorArgument
 from torch_sink.image.decode.jpeg_block import ALIGNMENT_BYTES
 from torch_sink.image.decode.jpeg_tables import plan_jpegs
 from torch_sink.image.decode.source import FinishedSource, Source
 from torch_sink.image.program.block import Packing
-from torch_sink.image.program.jobs import COLUMNS, IS_HEAVY, LAUNCH, RowBuilder
+from torch_sink.image.program.jobs import plan_image
 from torch_sink.image.program.program import ARRAYS, Launch, Program
+from torch_sink.image.program.rows import Rows, gathered
 from torch_sink.triton_kernels import rows
 from torch_sink.triton_kernels.shapes import stage_tile
 
@@ -44,34 +45,36 @@ def make_program(
         shape: [N, C, H, W].
         dtype: as of `Program`, like the other two.
     """
-    packing, tile = Packing(sources, calls), stage_tile()
+    packing, tile = Packing(sources), stage_tile()
     made_rows = [row for row, source in enumerate(sources) if not isinstance(source, FinishedSource)]
     launched: dict[str, Any] = {"arrays": {}, "has_finished": len(made_rows) < len(sources)}
+    programs = list(calls)
+    arguments: list[TensorArgument] = []
     if made_rows:
-        images: dict[int, tuple[tuple[int, int], LoweredImage]] = {}
+        plans = []
         for row in made_rows:
-            size, channels = sources[row].size, 3 if sources[row].mode == "RGB" else 1  # type: ignore[union-attr]
-            images[row] = size, lower(size, channels, calls[row])
-        launched |= _launched(packing, images, tile)
-    return Program(packing.write(), shape, dtype, destination, interpreted, tile, **launched)
+            source: Any = sources[row]
+            plan = plan_image(source.size, 3 if source.mode == "RGB" else 1, calls[row])
+            plans.append(plan)
+            programs[row] = plan.calls
+            arguments += plan.arguments
+        entries = packing.entry_of_image
+        launched |= _launched(packing, gathered(plans, [entries[row] for row in made_rows], made_rows), tile)
+    packed = packing.write(programs, arguments)
+    return Program(packed, shape, dtype, destination, interpreted, tile, **launched)
 
 
-def _launched(
-    packing: Packing, images: Mapping[int, tuple[tuple[int, int], LoweredImage]], tile: tuple[int, int]
-) -> dict[str, Any]:
+def _launched(packing: Packing, found: Rows, tile: tuple[int, int]) -> dict[str, Any]:
     """What a program says of its launches, with their arrays in the block.
 
     Args:
         packing: of all sources.
-        images: {row in the batch: width and height of the source, and what is made of it}.
+        found: the rows of its images.
         tile: as of `Program`.
     """
-    builder = RowBuilder([image for _, image in images.values()])
-    for row, (size, image) in images.items():
-        builder.add_image(packing.entry_of_image[row], row, size, image)
-    launches, arrays = lay_out_launches(builder, tile)
-    files, workspace_bytes = packing.jpegs.sources, builder.workspace + ALIGNMENT_BYTES
-    boxes = boxes_read(builder, len(packing.sources))
+    launches, arrays = lay_out_launches(found, tile)
+    files, workspace_bytes = packing.jpegs.sources, found.workspace + ALIGNMENT_BYTES
+    boxes = boxes_read(found, len(packing.sources))
     places, jpegs = np.zeros((len(boxes), rows.PLACE_COLUMNS), np.int64), None
     if len(files):
         jpegs, places[files] = plan_jpegs(packing.jpegs, boxes[files], packing.add_array)
@@ -81,17 +84,17 @@ def _launched(
         "jpegs": jpegs,
         "launches": tuple(launches),
         "arrays": {name: (packing.add_array(arrays[name]), *arrays[name].shape) for name in ARRAYS},
-        "made_entries": builder.entries - builder.host_entries,
+        "made_entries": found.tables.size - found.tables.host_entries,
         "workspace_bytes": workspace_bytes,
         "has_other_images": int((boxes[:, 2] > 0).sum()) > int((boxes[files, 2] > 0).sum()),
     }
 
 
-def lay_out_launches(builder: RowBuilder, tile: tuple[int, int]) -> tuple[list[Launch], dict[str, np.ndarray]]:
+def lay_out_launches(found: Rows, tile: tuple[int, int]) -> tuple[list[Launch], dict[str, np.ndarray]]:
     """The launches of a batch, in order, and what they read.
 
     Args:
-        builder: which holds the images.
+        found: the rows of its images.
         tile: rows and columns of a tile.
 
     Returns:
@@ -102,13 +105,9 @@ def lay_out_launches(builder: RowBuilder, tile: tuple[int, int]) -> tuple[list[L
             statistics: int32 [statistics, STATISTIC_COLUMNS], in the order of the launches.
             tables: int32 [entries, 1], those of the host.
     """
-    columns = np.array(builder.jobs, np.int64).reshape(-1, COLUMNS)
-    jobs = columns[:, : rows.JOB_COLUMNS]
-    depths, counts = np.array(builder.depths).T
-    launch_of_job = columns[:, LAUNCH] + np.repeat(depths.max() - depths, counts)
-    statistics = np.array(builder.statistics, np.int32).reshape(-1, rows.STATISTIC_COLUMNS)
-    launch_of_statistic = launch_of_job[statistics[:, 0]]
-    heavy = np.bincount(launch_of_job, columns[:, IS_HEAVY]) > 0
+    jobs, launch_of_job, tables = found.jobs, found.launches, found.tables
+    launch_of_statistic = launch_of_job[found.statistics[:, -1]]
+    heavy = np.bincount(launch_of_job, found.is_heavy) > 0
     order = np.argsort(launch_of_job, kind="stable")
     work, begins, ends = _tiled(jobs[order], launch_of_job[order], tile)
     work[:, rows.TILED_JOB] = order
@@ -116,10 +115,10 @@ def lay_out_launches(builder: RowBuilder, tile: tuple[int, int]) -> tuple[list[L
     launches = list(map(Launch, begins, ends, heavy.tolist(), [0, *measured], measured))
     return launches, {
         "jobs": jobs,
-        "operations": np.array(builder.atoms, np.int32),
-        "work": np.concatenate([_resizes(builder.resizes), work]),
-        "statistics": np.roll(statistics, -1, axis=1)[np.argsort(launch_of_statistic, kind="stable")],
-        "tables": np.concatenate([np.zeros(0, np.int32), *map(np.ravel, builder.tables)])[:, None],
+        "operations": found.atoms,
+        "work": np.concatenate([_resizes(tables.resizes), work]),
+        "statistics": found.statistics[np.argsort(launch_of_statistic, kind="stable")],
+        "tables": np.concatenate([np.zeros(0, np.int32), *map(np.ravel, tables.of_host)])[:, None],
     }
 
 
@@ -149,15 +148,14 @@ def _resizes(places: Mapping[ResizeWeights, tuple[int, int]]) -> np.ndarray:
     return resizes
 
 
-def boxes_read(builder: RowBuilder, sources: int) -> np.ndarray:
+def boxes_read(found: Rows, sources: int) -> np.ndarray:
     """Which part of each source is read: where the recorded operations begin with a crop, only that crop.
 
     Returns:
         int32 [sources, 4]: left, top, width, height, in pixels; all 0 where no job reads it.
     """
-    read = np.array(builder.read)
-    shown, size = read[:, [2, 1]], read[:, [4, 3]]
-    jobs = np.array(builder.jobs, np.int64).reshape(-1, COLUMNS)[read[:, 0]]
+    jobs = found.jobs[found.reads]
+    shown, size = found.shown[:, 1::-1], found.shown[:, :1:-1]
     step, offset, begin, end = jobs[:, rows.VIEW_X_STEP : rows.VIEW_Y_END + 1].reshape(-1, 2, 4).transpose(2, 0, 1)
     one = step * np.maximum(begin, 0) + offset
     other = step * (np.minimum(end, shown) - 1) + offset

@@ -8,10 +8,12 @@ kinds of the atoms alone is found once for each sequence of kinds and kept.
 from __future__ import annotations
 
 import functools
+import itertools
+from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from torch_sink.image.core.lowering import KIND_MASK, MIXED, LoweredImage
+from torch_sink.image.core.lowering import ATOM_BYTES, KIND_MASK, MIXED, LoweredImage
 from torch_sink.triton_kernels import rows
 from torch_sink.triton_kernels.rows import Kind
 
@@ -47,9 +49,40 @@ class Stage(NamedTuple):
     down: int = -1
 
 
+STAGE_COLUMNS = len(Stage._fields)
+
+
+class Structure(NamedTuple):
+    """Stages of an image.
+
+    Attributes:
+        stages: the stages.
+        table: int64 [stages, STAGE_COLUMNS], their fields.
+        downs: of stages that make only the rows that the next one reads: which they are, and the head of the next.
+    """
+
+    stages: tuple[Stage, ...]
+    table: bytes
+    downs: tuple[tuple[int, int], ...]
+
+    def part(self, begin: int, end: int | None) -> Structure:
+        """Some of the stages."""
+        return _structure(self.stages[begin:end])
+
+
 @functools.lru_cache(maxsize=4096)
-def stages_of(codes: tuple[int, ...], leading: int) -> tuple[Stage, ...]:
+def structure_of(codes: tuple[int, ...], leading: int) -> Structure:
     """The stages of atoms of these codes; the first `leading` ones are in the view of the first stage."""
+    return _structure(stages_of(codes, leading))
+
+
+def _structure(stages: tuple[Stage, ...]) -> Structure:
+    table = array("q", itertools.chain.from_iterable(stages)).tobytes()
+    return Structure(stages, table, tuple((at, stage.down) for at, stage in enumerate(stages) if stage.down >= 0))
+
+
+def stages_of(codes: tuple[int, ...], leading: int) -> tuple[Stage, ...]:
+    """As `structure_of`."""
     kinds = tuple(map(_kind, codes))
     split = _split(codes, kinds, leading)
     stages, in_floats, source_kind = [], False, rows.BYTES
@@ -136,7 +169,7 @@ def whole_view(size: tuple[int, int]) -> View:
 
 
 def view_through(
-    view: View, lowered: LoweredImage, codes: tuple[int, ...], atoms: Sequence[list[int]], begin: int
+    view: View, lowered: LoweredImage, codes: tuple[int, ...], atoms: bytearray, begin: int
 ) -> tuple[View, int]:
     """A view, and the first maps of an image, as one view; and how many maps these are.
 
@@ -146,21 +179,20 @@ def view_through(
         view: what the image begins with.
         lowered: its atoms.
         codes: of these.
-        atoms: those of all images, by their rows.
+        atoms: those of the whole image, of which it may be a branch; row 0 is none.
         begin: the row of its first atom.
     """
     x, y, size, fill = view
     maps, may_leave = _beginning(codes)
     for at in range(maps):
-        kind, left, top, old_width, old_height = lowered.atoms[at][:5]
-        height, width = lowered.sizes[at]
-        if kind == Kind.FLIP:
+        kind, left, top, old_width, old_height, *_, height, width = lowered.atom(at)
+        if kind == _FLIP:
             x = _flipped(x, old_width) if left else x
             y = _flipped(y, old_height) if top else y
-        elif kind == Kind.SHIFT:
+        elif kind == _SHIFT:
             if left < 0 or top < 0 or left + width > old_width or top + height > old_height:
                 row = begin + at
-                if not may_leave or (fill and atoms[fill][_FILL] != atoms[row][_FILL]):
+                if not may_leave or (fill and _fill_of(atoms, fill) != _fill_of(atoms, row)):
                     return View(x, y, size, fill), at
                 fill = row
             x, y = shifted(x, left, old_width), shifted(y, top, old_height)
@@ -170,7 +202,12 @@ def view_through(
     return View(x, y, size, fill), maps
 
 
-_FILL = slice(rows.FILL, rows.FILL + 3)
+_SHIFT, _FLIP = int(Kind.SHIFT), int(Kind.FLIP)
+
+
+def _fill_of(atoms: bytearray, row: int) -> bytearray:
+    begin = ATOM_BYTES * row + 4 * rows.FILL
+    return atoms[begin : begin + 12]
 
 
 @functools.lru_cache(maxsize=4096)
