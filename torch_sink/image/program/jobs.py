@@ -15,7 +15,7 @@ import numpy as np
 from torch_sink.image.core.lowering import ATOM_BYTES, KIND_MASK, OUTPUT_HEIGHT, LoweredImage, ResizeWeights, lower
 from torch_sink.image.core.ops import Op, TensorArgument
 from torch_sink.image.operations.resize_tables import needed_rows
-from torch_sink.image.program.stages import Structure, View, structure_of, view_through, whole_view
+from torch_sink.image.program.stages import Structure, View, structure, structure_of, view_through, whole_view
 from torch_sink.triton_kernels import rows
 from torch_sink.triton_kernels.rows import Kind
 
@@ -82,11 +82,8 @@ def plan_image(size: tuple[int, int], channels: int, calls: tuple[Op, ...]) -> I
     return plan
 
 
-class Input(NamedTuple):
-    """What a run reads."""
-
-    job: int  # that wrote it; -1 of an image
-    view: View  # how it is seen
+# What a run reads: the job that wrote it, -1 of an image, and how it is seen.
+_Input = tuple[int, View]
 
 
 class _Planner:
@@ -108,7 +105,7 @@ class _Planner:
 
     def plan(self, lowered: LoweredImage, calls: tuple[Op, ...]) -> ImagePlan:
         """The plan of the image, lowered from its calls."""
-        _, launches = self._add(lowered, Input(-1, whole_view(self._size)), 0, lowered.channels)
+        _, launches = self._add(lowered, (-1, whole_view(self._size)), 0, lowered.channels)
         counts = len(self._atoms) // ATOM_BYTES - 1, self._jobs, len(self._runs) // _RUN.size, launches
         arguments = [argument for op in calls for argument in op.args if type(argument) is TensorArgument]
         return ImagePlan(
@@ -116,7 +113,7 @@ class _Planner:
             self._resizes, self._branches, arguments,
         )  # fmt: skip
 
-    def _add(self, lowered: LoweredImage, read: Input, launch: int, result: int) -> tuple[Input, int]:
+    def _add(self, lowered: LoweredImage, read: _Input, launch: int, result: int) -> tuple[_Input, int]:
         """Adds the image, or a branch of it.
 
         Args:
@@ -135,51 +132,52 @@ class _Planner:
             self._tables.append((first + at, column, tables))
         for at, weights in lowered.weights.items():
             self._resizes.append((first + at, weights))
-        view, leading = view_through(read.view, lowered, codes, self._atoms, first)
-        read, structure = Input(read.job, view), structure_of(codes, leading)
-        if read.job >= 0 and _begins_with_statistic(lowered):
-            structure = structure.part(1, None)  # what it measures lies in the workspace
+        job, view = read
+        view, leading = view_through(view, lowered, codes, self._atoms, first)
+        read, run = (job, view), structure_of(codes, leading)
+        if job >= 0 and _begins_with_statistic(lowered):
+            run = structure(run[0][1:])  # what it measures lies in the workspace
         for head in lowered.branches:
-            at = next(at for at, stage in enumerate(structure.stages) if stage.head == head)
+            stages, at = run[0], [stage.head for stage in run[0]].index(head)
             if at:
-                read, launch = self._add_run(structure.part(0, at), lowered, first, read, launch)
+                read, launch = self._add_run(structure(stages[:at]), lowered, first, read, launch)
             read, launch = self._add_branches(lowered, head, first, read, launch)
-            structure = structure.part(at, None)
-        return self._add_run(structure, lowered, first, read, launch, result)
+            run = structure(stages[at:])
+        return self._add_run(run, lowered, first, read, launch, result)
 
     def _add_branches(
-        self, lowered: LoweredImage, head: int, first: int, read: Input, launch: int
-    ) -> tuple[Input, int]:
+        self, lowered: LoweredImage, head: int, first: int, read: _Input, launch: int
+    ) -> tuple[_Input, int]:
         """Adds what a MIX reads; returns what it reads besides, and its launch."""
         branches = lowered.branches[head]
-        if read.job < 0 and any(map(_begins_with_statistic, branches)):
+        if read[0] < 0 and any(map(_begins_with_statistic, branches)):
             # What is measured has to lie in the workspace.
             read, launch = self._add_run(_COPY, lowered, first, read, launch)
         behind = launch
         for number, branch in enumerate(branches, 1):
             end, after = self._add(branch, read, launch, 0)
             row = first + head + number
-            struct.pack_into("=i", self._atoms, ATOM_BYTES * row + 4 * rows.BRANCH_JOB, end.job)
+            struct.pack_into("=i", self._atoms, ATOM_BYTES * row + 4 * rows.BRANCH_JOB, end[0])
             self._branches.append(row)
             behind = max(behind, after)
         return read, behind
 
     def _add_run(
-        self, structure: Structure, lowered: LoweredImage, first: int, read: Input, launch: int, result: int = 0
-    ) -> tuple[Input, int]:
+        self, run: Structure, lowered: LoweredImage, first: int, read: _Input, launch: int, result: int = 0
+    ) -> tuple[_Input, int]:
         """Adds stages of what begins at row `first`, and returns as `_add`."""
-        stages, table, downs = structure
+        (stages, table, downs), (job, view) = run, read
         for at, down in downs:
             self._needed.append((self._jobs + at, *needed_rows(lowered, down)))
-        x, y, size, fill = read.view
-        self._runs += _RUN.pack(len(stages), first, launch, read.job, result, *x, *y, fill, *size, *self._size)
+        x, y, size, fill = view
+        self._runs += _RUN.pack(len(stages), first, launch, job, result, *x, *y, fill, *size, *self._size)
         self._stages += table
         self._jobs += len(stages)
         ending = stages[-1].end - 1 if stages[-1].begin < stages[-1].end else stages[-1].head
         if ending >= 0:
             height, width = lowered.atom(ending)[OUTPUT_HEIGHT:]
             size = height, width
-        return Input(self._jobs - 1, whole_view(size)), launch + len(stages)
+        return (self._jobs - 1, whole_view(size)), launch + len(stages)
 
 
 def _begins_with_statistic(lowered: LoweredImage) -> bool:

@@ -21,7 +21,7 @@ from torch_sink.image.decode.source import FinishedSource, Source
 from torch_sink.image.program.block import Packing
 from torch_sink.image.program.jobs import plan_image
 from torch_sink.image.program.program import ARRAYS, Launch, Program
-from torch_sink.image.program.rows import Rows, gathered
+from torch_sink.image.program.rows import Rows
 from torch_sink.triton_kernels import rows
 from torch_sink.triton_kernels.shapes import stage_tile
 
@@ -59,7 +59,7 @@ def make_program(
             programs[row] = plan.calls
             arguments += plan.arguments
         entries = packing.entry_of_image
-        launched |= _launched(packing, gathered(plans, [entries[row] for row in made_rows], made_rows), tile)
+        launched |= _launched(packing, Rows(plans, [entries[row] for row in made_rows], made_rows), tile)
     packed = packing.write(programs, arguments)
     return Program(packed, shape, dtype, destination, interpreted, tile, **launched)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,8 +20,13 @@ _FLOAT_BYTES, _HISTOGRAM = 4, 256
 _OF_IMAGE = rows.NAMED, 0, 0, 0
 
 
-class Rows(NamedTuple):
+class Rows:
     """The rows of a batch.
+
+    Args:
+        plans: of each image; equal images may share one.
+        sources: the number of the decoded image that each begins with.
+        results: the row of the result that each becomes.
 
     Attributes:
         jobs: int64 [jobs, JOB_COLUMNS], image by image.
@@ -35,96 +40,82 @@ class Rows(NamedTuple):
         workspace: bytes.
     """
 
-    jobs: np.ndarray
-    launches: np.ndarray
-    is_heavy: np.ndarray
-    reads: np.ndarray
-    shown: np.ndarray
-    atoms: np.ndarray
-    statistics: np.ndarray
-    tables: Tables
-    workspace: int
+    def __init__(self, plans: Sequence[ImagePlan], sources: Sequence[int], results: Sequence[int]) -> None:
+        counts = np.array([plan.counts for plan in plans])
+        first_atoms, first_jobs = (counts.cumsum(axis=0) - counts)[:, :2].T
+        lowered = _joined([bytes(ATOM_BYTES), *(plan.atoms for plan in plans)], np.int32, ATOM_COLUMNS)
+        atoms, atom_sizes = np.ascontiguousarray(lowered[:, :OUTPUT_HEIGHT]), lowered[:, OUTPUT_HEIGHT:]
+        tables = Tables(plans, first_atoms.tolist(), atoms)
+        runs = _joined([plan.runs for plan in plans], np.int64, run.RUN_COLUMNS)
+        stages = _joined([plan.stages for plan in plans], np.int64, STAGE_COLUMNS)
+        stage: Any = Stage._make(stages.T)  # of each field, [jobs]
 
+        lengths, image_of_run = runs[:, run.LENGTH], np.repeat(np.arange(len(plans)), counts[:, 2])
+        run_of_job, beginning = np.repeat(np.arange(len(runs)), lengths), lengths.cumsum() - lengths
+        image = image_of_run[run_of_job]
+        first = runs[run_of_job, run.FIRST_ATOM] + first_atoms[image]
+        read = np.arange(-1, len(stages) - 1)  # the job whose output each reads; -1: an image
+        read_by_run = runs[:, run.READ_JOB]
+        read[beginning] = np.where(read_by_run < 0, -1, read_by_run + first_jobs[image_of_run])
+        reads, channels = np.flatnonzero(read < 0), np.zeros(len(stages), np.int64)
+        channels[beginning + lengths - 1] = runs[:, run.RESULT]
+        is_result = channels > 0
 
-def gathered(plans: Sequence[ImagePlan], sources: Sequence[int], results: Sequence[int]) -> Rows:
-    """The rows of a batch.
+        # A stage makes what its last atom makes; one without atoms, at the beginning of a run, what its view shows.
+        ending = np.where(stage.begin < stage.end, stage.end - 1, stage.head)
+        size = np.where(ending[:, None] < 0, runs[run_of_job, run.SHOWN : run.SHOWN + 2], atom_sizes[first + ending])
+        of_plans = zip(first_jobs.tolist(), plans, strict=True)
+        needed = [(job + at, *needed) for job, plan in of_plans for at, *needed in plan.needed]
+        narrow, begin, end = np.array(needed, np.int64).reshape(-1, 3).T
+        size[narrow, 0] = end - begin
+        height, width = size.T
 
-    Args:
-        plans: of each image; equal images may share one.
-        sources: the number of the decoded image that each begins with.
-        results: the row of the result that each becomes.
-    """
-    counts = np.array([plan.counts for plan in plans])
-    first_atoms, first_jobs = (counts.cumsum(axis=0) - counts)[:, :2].T
-    lowered = _joined([bytes(ATOM_BYTES), *(plan.atoms for plan in plans)], np.int32, ATOM_COLUMNS)
-    atoms, atom_sizes = np.ascontiguousarray(lowered[:, :OUTPUT_HEIGHT]), lowered[:, OUTPUT_HEIGHT:]
-    tables = Tables(plans, first_atoms.tolist(), atoms)
-    runs = _joined([plan.runs for plan in plans], np.int64, run.RUN_COLUMNS)
-    stages = _joined([plan.stages for plan in plans], np.int64, STAGE_COLUMNS)
-    stage: Any = Stage._make(stages.T)  # of each field, [jobs]
+        jobs = np.zeros((len(stages), rows.JOB_COLUMNS), np.int64)
+        # Planes of the three channels, one after the other: neighbors in a row are neighbors in memory.
+        value_bytes = np.where(stage.target_kind == rows.FLOATS, _FLOAT_BYTES, 1)
+        plane = height * width
+        taken = -(-3 * plane * value_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES * ~is_result
+        target = np.stack([(taken.cumsum() - taken) // value_bytes, width, np.ones_like(width), plane], axis=1)
+        target[is_result] = _OF_IMAGE
+        source = target[read]
+        source[reads] = _OF_IMAGE
+        source[reads, 1], target[is_result, 1] = np.array(sources)[image[reads]], np.array(results)[image[is_result]]
+        jobs[:, rows.SOURCE : rows.SOURCE + 4], jobs[:, rows.TARGET : rows.TARGET + 4] = source, target
+        jobs[:, rows.HEIGHT], jobs[:, rows.WIDTH], jobs[:, rows.CHANNELS] = (
+            height,
+            width,
+            np.where(is_result, channels, 3),
+        )
 
-    lengths, image_of_run = runs[:, run.LENGTH], np.repeat(np.arange(len(plans)), counts[:, 2])
-    run_of_job, beginning = np.repeat(np.arange(len(runs)), lengths), lengths.cumsum() - lengths
-    image = image_of_run[run_of_job]
-    first = runs[run_of_job, run.FIRST_ATOM] + first_atoms[image]
-    read = np.arange(-1, len(stages) - 1)  # the job whose output each reads; -1: an image
-    read_by_run = runs[:, run.READ_JOB]
-    read[beginning] = np.where(read_by_run < 0, -1, read_by_run + first_jobs[image_of_run])
-    reads, channels = np.flatnonzero(read < 0), np.zeros(len(stages), np.int64)
-    channels[beginning + lengths - 1] = runs[:, run.RESULT]
-    is_result = channels > 0
+        # Whoever begins no run sees all of what it reads, but for rows that nobody needs.
+        jobs[:, rows.VIEW_X_STEP], jobs[:, rows.VIEW_X_END] = 1, width[read]
+        jobs[:, rows.VIEW_Y_STEP], jobs[:, rows.VIEW_Y_END] = 1, height[read]
+        jobs[beginning, rows.VIEW_X_STEP : rows.VIEW_FILL + 1] = runs[:, run.VIEW : run.SHOWN]
+        fill = jobs[:, rows.VIEW_FILL]
+        fill += first_atoms[image] * (fill > 0)
+        down = first[narrow] + stage.down[narrow]
+        input_rows = atoms[down, rows.LAST_INPUT] + 1
+        step, offset, shows, shows_to = jobs[narrow, rows.VIEW_Y_STEP : rows.VIEW_Y_END + 1].T
+        jobs[narrow, rows.VIEW_Y_OFFSET] = offset + step * begin
+        jobs[narrow, rows.VIEW_Y_BEGIN] = np.maximum(shows, 0) - begin
+        jobs[narrow, rows.VIEW_Y_END] = np.minimum(shows_to, input_rows) - begin
+        atoms[down, rows.LAST_INPUT], atoms[down, rows.FIRST_INPUT] = end - 1, begin
 
-    # A stage makes what its last atom makes; one without atoms, at the beginning of a run, what its view shows.
-    ending = np.where(stage.begin < stage.end, stage.end - 1, stage.head)
-    size = np.where(ending[:, None] < 0, runs[run_of_job, run.SHOWN : run.SHOWN + 2], atom_sizes[first + ending])
-    of_plans = zip(first_jobs.tolist(), plans, strict=True)
-    needed = [(job + at, *needed) for job, plan in of_plans for at, *needed in plan.needed]
-    narrow, begin, end = np.array(needed, np.int64).reshape(-1, 3).T
-    size[narrow, 0] = end - begin
-    height, width = size.T
-
-    jobs = np.zeros((len(stages), rows.JOB_COLUMNS), np.int64)
-    # Planes of the three channels, one after the other: neighbors in a row are neighbors in memory.
-    value_bytes = np.where(stage.target_kind == rows.FLOATS, _FLOAT_BYTES, 1)
-    plane = height * width
-    taken = -(-3 * plane * value_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES * ~is_result
-    target = np.stack([(taken.cumsum() - taken) // value_bytes, width, np.ones_like(width), plane], axis=1)
-    target[is_result] = _OF_IMAGE
-    source = target[read]
-    source[reads] = _OF_IMAGE
-    source[reads, 1], target[is_result, 1] = np.array(sources)[image[reads]], np.array(results)[image[is_result]]
-    jobs[:, rows.SOURCE : rows.SOURCE + 4], jobs[:, rows.TARGET : rows.TARGET + 4] = source, target
-    jobs[:, rows.HEIGHT], jobs[:, rows.WIDTH], jobs[:, rows.CHANNELS] = height, width, np.where(is_result, channels, 3)
-
-    # Whoever begins no run sees all of what it reads, but for rows that nobody needs.
-    jobs[:, rows.VIEW_X_STEP], jobs[:, rows.VIEW_X_END] = 1, width[read]
-    jobs[:, rows.VIEW_Y_STEP], jobs[:, rows.VIEW_Y_END] = 1, height[read]
-    jobs[beginning, rows.VIEW_X_STEP : rows.VIEW_FILL + 1] = runs[:, run.VIEW : run.SHOWN]
-    fill = jobs[:, rows.VIEW_FILL]
-    fill += first_atoms[image] * (fill > 0)
-    down = first[narrow] + stage.down[narrow]
-    input_rows = atoms[down, rows.LAST_INPUT] + 1
-    step, offset, shows, shows_to = jobs[narrow, rows.VIEW_Y_STEP : rows.VIEW_Y_END + 1].T
-    jobs[narrow, rows.VIEW_Y_OFFSET] = offset + step * begin
-    jobs[narrow, rows.VIEW_Y_BEGIN] = np.maximum(shows, 0) - begin
-    jobs[narrow, rows.VIEW_Y_END] = np.minimum(shows_to, input_rows) - begin
-    atoms[down, rows.LAST_INPUT], atoms[down, rows.FIRST_INPUT] = end - 1, begin
-
-    jobs[:, rows.SOURCE_KIND], jobs[:, rows.TOP] = stage.source_kind, stage.top
-    jobs[:, rows.SOURCE_VALUES] = np.where(stage.values < 0, 0, atoms[first + stage.values, rows.TABLE])
-    jobs[:, rows.TARGET_KIND] = np.where(is_result, rows.OUTPUT, stage.target_kind)
-    jobs[:, rows.HEAD] = np.where(stage.head < 0, 0, first + stage.head)
-    jobs[:, rows.TAIL_BEGIN], jobs[:, rows.TAIL_END] = first + stage.begin, first + stage.end
-    is_heavy = (stage.is_heavy > 0) | (jobs[:, rows.TARGET_KIND] == rows.FLOATS) | (fill > 0)
-    depths = counts[:, 3]
-    launches = np.arange(len(stages)) + (runs[:, run.FIRST_LAUNCH] - beginning)[run_of_job]
-    launches += (depths.max() - depths)[image]
-    for number, plan in enumerate(plans):
-        for row in plan.branches:
-            atoms[row + first_atoms[number], rows.BRANCH_JOB] += first_jobs[number]
-    statistics = _statistics(stage.measured, read, first + stage.begin, tables, atoms)
-    shown = runs[run_of_job[reads], run.SHOWN : run.SHOWN + 4]
-    return Rows(jobs, launches, is_heavy, reads, shown, atoms, statistics, tables, int(taken.sum()))
+        jobs[:, rows.SOURCE_KIND], jobs[:, rows.TOP] = stage.source_kind, stage.top
+        jobs[:, rows.SOURCE_VALUES] = np.where(stage.values < 0, 0, atoms[first + stage.values, rows.TABLE])
+        jobs[:, rows.TARGET_KIND] = np.where(is_result, rows.OUTPUT, stage.target_kind)
+        jobs[:, rows.HEAD] = np.where(stage.head < 0, 0, first + stage.head)
+        jobs[:, rows.TAIL_BEGIN], jobs[:, rows.TAIL_END] = first + stage.begin, first + stage.end
+        self.is_heavy = (stage.is_heavy > 0) | (jobs[:, rows.TARGET_KIND] == rows.FLOATS) | (fill > 0)
+        depths = counts[:, 3]
+        self.launches = np.arange(len(stages)) + (runs[:, run.FIRST_LAUNCH] - beginning)[run_of_job]
+        self.launches += (depths.max() - depths)[image]
+        for number, plan in enumerate(plans):
+            for row in plan.branches:
+                atoms[row + first_atoms[number], rows.BRANCH_JOB] += first_jobs[number]
+        self.statistics = _statistics(stage.measured, read, first + stage.begin, tables, atoms)
+        self.jobs, self.reads, self.atoms, self.tables, self.workspace = jobs, reads, atoms, tables, int(taken.sum())
+        self.shown = runs[run_of_job[reads], run.SHOWN : run.SHOWN + 4]
 
 
 def _statistics(

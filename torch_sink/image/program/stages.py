@@ -52,33 +52,21 @@ class Stage(NamedTuple):
 STAGE_COLUMNS = len(Stage._fields)
 
 
-class Structure(NamedTuple):
-    """Stages of an image.
-
-    Attributes:
-        stages: the stages.
-        table: int64 [stages, STAGE_COLUMNS], their fields.
-        downs: of stages that make only the rows that the next one reads: which they are, and the head of the next.
-    """
-
-    stages: tuple[Stage, ...]
-    table: bytes
-    downs: tuple[tuple[int, int], ...]
-
-    def part(self, begin: int, end: int | None) -> Structure:
-        """Some of the stages."""
-        return _structure(self.stages[begin:end])
+# Stages of an image; their fields, int64 [stages, STAGE_COLUMNS]; and of stages that make only the rows that the next
+# one reads, which they are, and the head of the next.
+Structure = tuple[tuple[Stage, ...], bytes, tuple[tuple[int, int], ...]]
 
 
 @functools.lru_cache(maxsize=4096)
 def structure_of(codes: tuple[int, ...], leading: int) -> Structure:
     """The stages of atoms of these codes; the first `leading` ones are in the view of the first stage."""
-    return _structure(stages_of(codes, leading))
+    return structure(stages_of(codes, leading))
 
 
-def _structure(stages: tuple[Stage, ...]) -> Structure:
+def structure(stages: tuple[Stage, ...]) -> Structure:
+    """That of some stages."""
     table = array("q", itertools.chain.from_iterable(stages)).tobytes()
-    return Structure(stages, table, tuple((at, stage.down) for at, stage in enumerate(stages) if stage.down >= 0))
+    return stages, table, tuple((at, stage.down) for at, stage in enumerate(stages) if stage.down >= 0)
 
 
 def stages_of(codes: tuple[int, ...], leading: int) -> tuple[Stage, ...]:
