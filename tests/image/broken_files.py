@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
@@ -23,6 +24,11 @@ import torch_sink
 from image.check import assert_same_bits
 from image.source_files import FILES
 from torch_sink.image.handles.tensor import HANDLES
+
+# What stock code says of such files, and of workers that are forked.
+QUIET = pytest.mark.filterwarnings(
+    "ignore:.*multi-threaded, use of fork:DeprecationWarning", "ignore::UserWarning", "ignore:.*DecompressionBomb"
+)
 
 JPEG = [make() for name, make in FILES.items() if name.startswith("JPEG")]
 OTHERS = [FILES[name]() for name in ("PNG", "PNG, palette", "WebP", "GIF", "TIFF", "BMP")]

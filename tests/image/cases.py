@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,14 @@ def encoded(width: int, height: int, seed: int = 0, mode: str = "RGB", kind: str
         image = Image.fromarray(np.asarray(image).astype(np.uint16) * 257)
     image.save(buffer, kind, **save)
     return buffer.getvalue()
+
+
+def write_classes(folder: Path, count: int) -> Path:
+    """An ImageFolder of small files in two classes."""
+    for number in range(count):
+        (folder / f"class_{number % 2}").mkdir(exist_ok=True)
+        (folder / f"class_{number % 2}" / f"{number}.jpg").write_bytes(encoded(40 + number, 30, number))
+    return folder
 
 
 def opener(data: bytes, mode: str | None = "RGB") -> Opener:

@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+
+from torch_sink.loop import StepLoop
 
 
 def make_model(seed: int = 0, *, dropout: float = 0.25, dtype: torch.dtype = torch.float32) -> nn.Sequential:
@@ -33,6 +36,13 @@ def make_batches(count: int, seed: int = 1, *, size: int = 8, dtype: torch.dtype
         )
         for _ in range(count)
     ]
+
+
+def step_loop(model: nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> StepLoop:
+    """A StepLoop of cross entropy; `scheduler` makes one of the optimizer, which goes on after each step."""
+    make_scheduler = options.pop("scheduler", None)
+    scheduler = make_scheduler(optimizer) if make_scheduler else None
+    return StepLoop(model, functional.cross_entropy, optimizer, scheduler=scheduler, schedule="step", **options)
 
 
 def plain_loop(

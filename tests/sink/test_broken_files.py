@@ -14,6 +14,7 @@ import pytest
 import torch
 from image.broken_files import (
     JPEG,
+    QUIET,
     V1,
     Files,
     Stream,
@@ -34,9 +35,7 @@ from torchvision.datasets import folder
 import torch_sink
 from torch_sink import SinkLoader
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*multi-threaded, use of fork:DeprecationWarning", "ignore::UserWarning", "ignore:.*DecompressionBomb"
-)
+pytestmark = QUIET
 COUNT = 40
 
 

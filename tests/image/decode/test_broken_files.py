@@ -25,6 +25,7 @@ from torchvision.datasets.folder import default_loader
 import torch_sink
 from image.broken_files import (
     OPENERS,
+    QUIET,
     V1,
     V2,
     Files,
@@ -49,9 +50,7 @@ from torch_sink.damage.report import broken_file
 from torch_sink.image.handles.tensor import HANDLES
 from torch_sink.sink.workers import WorkerGuard
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*multi-threaded, use of fork:DeprecationWarning", "ignore::UserWarning", "ignore:.*DecompressionBomb"
-)
+pytestmark = QUIET
 COUNT = 48
 
 

@@ -16,6 +16,7 @@ import torch_sink
 from image.broken_files import (
     JPEG,
     OPENERS,
+    QUIET,
     V1,
     V2,
     Files,
@@ -27,9 +28,7 @@ from image.broken_files import (
     write_tree,
 )
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*multi-threaded, use of fork:DeprecationWarning", "ignore::UserWarning", "ignore:.*DecompressionBomb"
-)
+pytestmark = QUIET
 COUNT = 48
 
 

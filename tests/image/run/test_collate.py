@@ -19,7 +19,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import functional as F
 
 import torch_sink
-from image.cases import array_opener, encoded, opener
+from image.cases import array_opener, encoded, opener, write_classes
 from image.check import assert_same_bits, device_in_use, runs_kernels
 from image.worker_data import Structured, stacking_collate, train_transform
 from torch_sink.image.decode.source import EncodedSource, FinishedSource, Source
@@ -31,12 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:De
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An ImageFolder of seven small files in two classes."""
-    root = tmp_path_factory.mktemp("images")
-    for number in range(7):
-        (root / f"class_{number % 2}").mkdir(exist_ok=True)
-        (root / f"class_{number % 2}" / f"{number}.jpg").write_bytes(encoded(40 + number, 30, number))
-    return root
+    return write_classes(tmp_path_factory.mktemp("images"), 7)
 
 
 def leaves(batch: Any) -> Iterator[Any]:

@@ -20,7 +20,7 @@ from torchvision.transforms import functional as F
 from torchvision.transforms import v2
 
 import torch_sink
-from image.cases import encoded, opener
+from image.cases import encoded, opener, write_classes
 from image.check import assert_same_bits, device_in_use, runs_kernels
 from image.decode.test_bad_input import corrupt
 from image.run.test_collate import assert_same_structure, stock_and_lazy
@@ -103,11 +103,7 @@ LISTS: dict[str, Transform] = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("images")
-    for number in range(3):
-        (root / f"class_{number % 2}").mkdir(exist_ok=True)
-        (root / f"class_{number % 2}" / f"{number}.jpg").write_bytes(encoded(40 + number, 30, number))
-    return root
+    return write_classes(tmp_path_factory.mktemp("images"), 3)
 
 
 def loader(folder: Path, transform: Transform, workers: int = 0, **options: Any) -> DataLoader[Any]:

@@ -17,7 +17,7 @@ from simulators.fake_cuda import has_device
 from torch import nn
 from torch.nn import functional
 
-from loop.reference import make_batches, make_model
+from loop.reference import make_batches, make_model, step_loop
 from torch_sink.amp import DynamicLossScaler
 from torch_sink.loop import JitConfig, LambdaCallback, StepLoop, no_host_sync
 from torch_sink.sink import SinkLoader
@@ -47,15 +47,7 @@ def make_loop(name: str = "SGD", **options: Any) -> StepLoop:
     optimizer = OPTIMIZERS[name](model.parameters())
     torch.manual_seed(5)
     options.setdefault("jit_config", JitConfig(jit_level="O0", exc_mode="sink"))
-    scheduler = options.pop("scheduler", None)
-    return StepLoop(
-        model,
-        functional.cross_entropy,
-        optimizer,
-        scheduler=scheduler(optimizer) if scheduler else None,
-        schedule="step",
-        **options,
-    )
+    return step_loop(model, optimizer, **options)
 
 
 def cosine(optimizer: torch.optim.Optimizer) -> Any:

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 from torch.optim import lr_scheduler
 
-from loop.reference import assert_equal_training, make_batches, make_model, plain_loop
+from loop.reference import assert_equal_training, make_batches, make_model, plain_loop, step_loop
 from torch_sink.amp import DynamicLossScaler
 from torch_sink.errors import UnsupportedOperation
 from torch_sink.loop import LambdaCallback, StepLoop
@@ -97,16 +97,8 @@ def capture(monkeypatch: pytest.MonkeyPatch) -> DirectCapture:
 def make_loop(**options: Any) -> StepLoop:
     model = make_model()
     optimizer = options.pop("optimizer", torch.optim.SGD)(model.parameters(), lr=0.05)
-    scheduler = options.pop("scheduler", None)
     torch.manual_seed(5)
-    return StepLoop(
-        model,
-        functional.cross_entropy,
-        optimizer,
-        scheduler=scheduler(optimizer) if scheduler else None,
-        schedule="step",
-        **options,
-    )
+    return step_loop(model, optimizer, **options)
 
 
 def reference(batches: list[Any], **options: Any) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-from loop.reference import make_batches, make_model, plain_loop
+from loop.reference import make_batches, make_model, plain_loop, step_loop
 from torch_sink.errors import HostSyncError
 from torch_sink.loop import JitConfig, LambdaCallback, StepLoop, no_host_sync
 from torch_sink.loop.core.distributed import Ranks
@@ -37,17 +37,9 @@ OPTIMIZERS: dict[str, Any] = {
 def make_loop(name: str = "SGD", **options: Any) -> StepLoop:
     model = options.pop("model", None) or make_model(dropout=options.pop("dropout", 0.0)).cuda()
     optimizer = OPTIMIZERS[name](model.parameters())
-    scheduler = options.pop("scheduler", None)
     options.setdefault("jit_config", UNCOMPILED)
     options.setdefault("mode", "graph")
-    return StepLoop(
-        model,
-        functional.cross_entropy,
-        optimizer,
-        scheduler=scheduler(optimizer) if scheduler else None,
-        schedule="step",
-        **options,
-    )
+    return step_loop(model, optimizer, **options)
 
 
 def plain(name: str, batches: list[Any], **options: Any) -> tuple[Any, ...]:

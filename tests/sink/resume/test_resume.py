@@ -6,7 +6,7 @@ import functools
 import io
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -314,6 +314,17 @@ def test_skipped_samples_are_not_loaded(num_workers: int, tmp_path: Path) -> Non
     assert seen.isdisjoint(loaded[: len(rest)])
 
 
+def check_goes_on(fresh: Callable[[], SinkLoader], before: int, after: int) -> None:
+    """Another loader gives the batches that would have followed, to the bit."""
+    with fresh() as loader:
+        consume(loader, before)
+        state = loader.state_dict()
+        expected = consume(loader, after)
+    with fresh() as loader:
+        loader.load_state_dict(state)
+        torch.testing.assert_close(consume(loader, after), expected, rtol=0, atol=0)
+
+
 def test_replacement_sampler_that_draws_in_the_middle_of_a_pass() -> None:
     def fresh() -> SinkLoader:
         generator = torch.Generator().manual_seed(7)
@@ -322,13 +333,7 @@ def test_replacement_sampler_that_draws_in_the_middle_of_a_pass() -> None:
         source = DataLoader(Augmented(), batch_size=4, sampler=sampler, num_workers=2, generator=loader_generator)
         return SinkLoader(source)
 
-    with fresh() as loader:
-        consume(loader, 20)
-        state = loader.state_dict()
-        expected = consume(loader, 40)
-    with fresh() as loader:
-        loader.load_state_dict(state)
-        torch.testing.assert_close(consume(loader, 40), expected, rtol=0, atol=0)
+    check_goes_on(fresh, 20, 40)
 
 
 def test_distributed_sampler_goes_on_with_its_epoch() -> None:
@@ -336,13 +341,7 @@ def test_distributed_sampler_goes_on_with_its_epoch() -> None:
         sampler = DistributedSampler(range(23), num_replicas=2, rank=1, shuffle=True, seed=5)
         return SinkLoader(DataLoader(range(23), batch_size=4, sampler=sampler, num_workers=2))
 
-    with fresh() as loader:
-        consume(loader, 4)
-        state = loader.state_dict()
-        expected = consume(loader, 6)
-    with fresh() as loader:
-        loader.load_state_dict(state)
-        torch.testing.assert_close(consume(loader, 6), expected, rtol=0, atol=0)
+    check_goes_on(fresh, 4, 6)
 
 
 def test_another_number_of_workers_keeps_the_order_and_warns() -> None:
