@@ -1,7 +1,7 @@
 """A batched decoder of baseline JPEG files, bit-exact to libjpeg-turbo.
 
-`jpeg_rows.py` describes the tables of a batch, `lanes` deals out the work, `entropy` leads from the bytes of the scans
-to coefficients, `idct` and `color` from there to pixels. Each stage has a file, with its algorithm.
+`jpeg_rows.py` describes the tables of a batch, and `lanes` divides the work. `entropy` decodes the bytes of the scans
+to coefficients, `idct` and `color` compute pixels from them. The docstring of each file describes its algorithm.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def jpeg_variants(threads_of_warp: int) -> Iterator[Variant]:
     """Every variant that the launchers can choose, in the order of their launches.
 
     Args:
-        threads_of_warp: on the device; the kernels that decode have a lane for each.
+        threads_of_warp: of the device; a program of the kernels that decode has a lane for each thread.
     """
     yield Variant(assign_kernel, "jpeg owners", {"BLOCK": OWNERS_BLOCK}, 1)
     for shape in LANE_SHAPES:

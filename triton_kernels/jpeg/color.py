@@ -1,9 +1,9 @@
-"""Chroma at full size, and colors: planes of samples -> pixels.
+"""Upsamples chroma and converts colors: planes of samples -> pixels.
 
-Upsampling is libjpeg's "fancy" one (`jdsample.c`), a triangle filter: a sample of the image lies a quarter of the way
-between the two nearest chroma samples, so it takes 3/4 of the nearer and 1/4 of the other, on each axis that was
-halved. Written as one formula with clamped neighbors, the special cases at libjpeg's edges need no code. Colors are
-those of JFIF in 16.16 integers (`jdcolor.c`), gray is Pillow's.
+Upsampling is libjpeg's "fancy" one (`jdsample.c`), a triangle filter: a pixel lies a quarter of the way between the two
+nearest chroma samples, so it takes 3/4 of the nearer and 1/4 of the other, on each axis that is halved. One formula
+with clamped neighbors covers libjpeg's special cases at the edges. Colors are converted as in JFIF, in 16.16 fixed
+point (`jdcolor.c`); gray is Pillow's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .layout import (
     WIDTH,
 )
 
-# Two samples of a byte each, in the halves of 32 bits.
+# Packs two samples of a byte each into the halves of 32 bits.
 HALVES = tl.constexpr(0x00FF00FF)
 ONES = tl.constexpr(0x00010001)
 
@@ -61,7 +61,7 @@ def color_kernel(planes, pixels, images, windows, tile_images, BLOCK_Y: tl.const
     tiles_across = tl.cdiv(box_left + box_width, BLOCK_X) - box_left // BLOCK_X
     tile = tl.program_id(0) - tl.load(window + FIRST_PIXEL_TILE)
 
-    # In the window, where the samples of a row begin at a multiple of 8 bytes. What lies outside reads the last.
+    # Positions in the window, whose rows begin at multiples of 8 bytes. Positions outside read the last sample.
     rows, samples = down * 8, across * 8
     y = (box_top // BLOCK_Y + tile // tiles_across) * BLOCK_Y + tl.arange(0, BLOCK_Y)
     word = (box_left // BLOCK_X + tile % tiles_across) * (BLOCK_X // 4) + tl.arange(0, BLOCK_X // 4)
@@ -71,13 +71,13 @@ def color_kernel(planes, pixels, images, windows, tile_images, BLOCK_Y: tl.const
 
     plane = planes + tl.load(window + PLANES).to(tl.int64) * PLANES_UNIT
     luma = tl.load(_words(plane) + (y[:, None] * (samples * luma_across // 4) + word[None, :]))
-    # A gray file has chroma of 128 everywhere.
+    # A gray file counts as one with chroma 128 everywhere.
     even_cb = tl.full((BLOCK_Y, BLOCK_X // 4), 128 * ONES, tl.int32)
     odd_cb, even_cr, odd_cr = even_cb, even_cb, even_cb
     if tl.load(image + COMPONENTS) == 3:
         cb_plane = plane + rows * samples * luma_across * luma_down
         cr_plane = cb_plane + rows * samples
-        # libjpeg repeats the samples of a plane that is one or two columns wide, of those at half the width.
+        # libjpeg repeats the samples of planes of half width that have only one or two columns.
         width = (tl.load(image + WIDTH) + 1) // 2
         repeats = (luma_across == 2) & (width <= 2)
         near, far = _rows(y, luma_down, repeats, tl.load(image + HEIGHT) - top * luma_down, rows)
@@ -99,7 +99,7 @@ def color_kernel(planes, pixels, images, windows, tile_images, BLOCK_Y: tl.const
         at = column + PIXEL
         inside = ((row >= 0) & (row < box_height))[:, None] & ((at >= 0) & (at < box_width))[None, :]
         if is_gray:
-            # A gray file is its own gray.
+            # The gray of a gray file is its luma.
             tl.store(target + PIXEL, luminance(red, green, blue).to(tl.uint8), mask=inside)
         else:
             tl.store(target + PIXEL, red.to(tl.uint8), mask=inside)
@@ -114,7 +114,7 @@ def _words(plane):
 
 @triton.jit
 def _high_byte(word, BYTE: tl.constexpr):
-    """One byte of four, shifted left by 16 bits."""
+    """Selects one byte of four, shifted left by 16 bits."""
     if BYTE < 2:
         return (word << (16 - 8 * BYTE)) & 0xFF0000
     else:
@@ -128,9 +128,9 @@ def _half(pair, HALF: tl.constexpr):
 
 @triton.jit
 def _rows(y, factor, repeats, height, rows):
-    """The two rows of chroma samples next to each row of pixels, the nearer first; that one twice where one counts.
+    """The two rows of chroma samples next to each row of pixels, the nearer first; the same row twice at full height.
 
-    `factor` is 1 or 2, rows of pixels for a row of samples; `height` counts those of the image from the window's first.
+    `factor` is 1 or 2, the rows of pixels per row of samples; `height` is the image's, from the window's first row on.
     """
     near = y >> (factor - 1)
     last = tl.minimum((height + factor - 1) >> (factor - 1), rows) - 1
@@ -140,7 +140,7 @@ def _rows(y, factor, repeats, height, rows):
 
 @triton.jit
 def _upsampled_down(plane, samples, near, far, word, y, factor):
-    """One chroma component for words of four pixels, of a plane with a sample for each column.
+    """Upsamples a chroma component of full width, for words of four pixels.
 
     Returns:
         The samples of the even pixels, and those of the odd ones, int32 [Y, X], two in a value.
@@ -149,7 +149,7 @@ def _upsampled_down(plane, samples, near, far, word, y, factor):
     even, odd = near_four & HALVES, (near_four >> 8) & HALVES
     if factor == 2:
         far_four = tl.load(_words(plane) + (far[:, None] * (samples // 4) + word[None, :]))
-        # A half, less or more in turn, so that the halves do not all go one way.
+        # One half, alternately less, so that halves are rounded up and down in turn.
         rounding = ((1 + (y & 1)) * ONES)[:, None]
         even = ((3 * even + (far_four & HALVES) + rounding) >> 2) & HALVES
         odd = ((3 * odd + ((far_four >> 8) & HALVES) + rounding) >> 2) & HALVES
@@ -158,16 +158,16 @@ def _upsampled_down(plane, samples, near, far, word, y, factor):
 
 @triton.jit
 def _upsampled(plane, samples, near, far, word, last, repeats, factor):
-    """`_upsampled_down` of a plane with a sample for two columns: first between rows, then between columns."""
+    """Upsamples a chroma component of half width: first between rows, as `_upsampled_down`, then between columns."""
     two = plane.to(tl.pointer_type(tl.uint16))
     own = 3 * _spread(tl.load(two + (near[:, None] * (samples // 2) + word[None, :])))
     own += _spread(tl.load(two + (far[:, None] * (samples // 2) + word[None, :])))
     before = _blended(plane, samples, near, far, tl.maximum(2 * word - 1, 0))
     after = _blended(plane, samples, near, far, tl.minimum(2 * word + 2, last))
     swapped = (own << 16) | (own >> 16)
-    # The two as neighbors of each other, where they are.
+    # The two are neighbors of each other.
     own_or_first = tl.where((repeats | (2 * word >= last))[None, :], swapped, own)
-    # In sixteenths. A half, or a bit less, in turn.
+    # In sixteenths; half of one is added, or slightly less, in turn.
     even = 3 * own + ((own_or_first << 16) | before) + tl.where(factor == 2, 8 * ONES, 4 * ONES)
     odd = 3 * own + ((own_or_first >> 16) | (after << 16)) + tl.where(factor == 2, 7 * ONES, 8 * ONES)
     return (even >> 4) & HALVES, (odd >> 4) & HALVES
@@ -175,21 +175,21 @@ def _upsampled(plane, samples, near, far, word, last, repeats, factor):
 
 @triton.jit
 def _spread(two):
-    """Two bytes, uint16 -> int32 with a byte in each half."""
+    """Spreads two bytes of a uint16 to the halves of an int32."""
     two = two.to(tl.int32)
     return (two | (two << 8)) & HALVES
 
 
 @triton.jit
 def _blended(plane, samples, near, far, column):
-    """Quarters between two rows of samples: three of the nearer, one of the other."""
+    """Blends two rows of samples: three quarters of the nearer one, one of the other; in quarters."""
     near_one = tl.load(plane + (near[:, None] * samples + column[None, :])).to(tl.int32)
     return 3 * near_one + tl.load(plane + (far[:, None] * samples + column[None, :])).to(tl.int32)
 
 
 @triton.jit
 def _rgb(luma, cb, cr):
-    """YCbCr -> RGB, int32 in [0, 255]; `luma` is shifted left by 16 bits, `cb` and `cr` are in [0, 255]."""
+    """Converts YCbCr to RGB, int32 in [0, 255]; `luma` is shifted left by 16 bits, `cb` and `cr` are in [0, 255]."""
     red = luma + 91881 * cr + (32768 - 128 * 91881)
     green = luma - 22554 * cb - 46802 * cr + (32768 + 128 * (22554 + 46802))
     blue = luma + 116130 * cb + (32768 - 128 * 116130)

@@ -1,6 +1,6 @@
-"""Entropy decoding of a batch: from the bytes of the scans to the quantized coefficients.
+"""Decodes the bytes of the scans of a batch to quantized coefficients.
 
-    stage               programs            what it leaves
+    stage               programs            result
     count unstuffed     blocks of lanes     bytes of each lane that stay, sums of them
     unstuff             blocks of lanes     the bytes without stuffing
     look-up tables      a table each        from bits to symbols
@@ -10,7 +10,7 @@
     DC                  a component of a    coefficients
                         segment each
 
-The host waits for nothing: every grid follows from the shapes of the tensors.
+The host never waits: the grid of every launch follows from the shapes of tensors.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from .write import dc_kernel, write_kernel
 
 # Lanes of a program that decodes: one warp, so that its lanes do not wait for those of other warps.
 LANES_A_WARP = 64 if torch.version.hip else 32
-BLOCK_BYTES = 2048  # of a program that unstuffs
-SUM_LANES, SUM_WARPS = 256, 1  # of a program that sums over lanes; one warp needs no barriers
-DC_BLOCKS = 512  # of a program that sums over blocks
-# The interpreter pays per operation, not per lane.
+BLOCK_BYTES = 2048  # lanes of a program that unstuffs
+SUM_LANES, SUM_WARPS = 256, 1  # lanes of a program that sums over lanes; one warp needs no barriers
+DC_BLOCKS = 512  # blocks of a program that sums over blocks
+# The interpreter takes time per operation, whatever the number of lanes.
 INTERPRETED_LANES = 16384
 
 
@@ -44,10 +44,10 @@ _decode_again, _write = Launcher(round_kernel, warps=1), Launcher(write_kernel, 
 
 
 class EntropyBuffers(NamedTuple):
-    """What the stages leave to each other, and the results."""
+    """The tensors that pass results from stage to stage, and the final ones."""
 
     unstuffed: torch.Tensor  # uint8 [bytes], in words of four whose bytes are reversed
-    kept: torch.Tensor  # int32 [lanes], bytes that stay
+    kept: torch.Tensor  # int32 [lanes], bytes of each lane without stuffing
     kept_before: torch.Tensor  # int32 [lanes], in the earlier lanes of the segment
     segment_bytes: torch.Tensor  # int32 [segments], after unstuffing
     lookups: torch.Tensor  # uint16 [tables, LOOKUP_ENTRIES]
@@ -64,7 +64,7 @@ class EntropyBuffers(NamedTuple):
 
     @property
     def lanes(self) -> int:
-        """How many lanes there is room for."""
+        """The number of lanes for which there is room."""
         return len(self.exits)
 
 
@@ -79,7 +79,7 @@ def new_buffers(
     rounds: int,
     device: torch.device | str,
 ) -> EntropyBuffers:
-    """Buffers for a batch: lanes of all segments, blocks of all images, rows of each table."""
+    """Allocates buffers for a batch, by the numbers of lanes, blocks of images and rows of tables."""
     program = lanes_of_program(lanes)
     lanes = triton.cdiv(lanes, program) * program
 
@@ -94,7 +94,7 @@ def new_buffers(
         "segment_blocks": ((segments,), torch.int32),
         **dict.fromkeys(of_lanes, ((lanes,), torch.int32)),
     }
-    # The status outlives the rest.
+    # Separate, because the status lives longer than the others.
     status = torch.empty(images, dtype=torch.int32, device=device)
     return EntropyBuffers(status=status, **dict(zip(parts, allocated(tuple(parts.values()), device), strict=True)))
 
@@ -113,17 +113,16 @@ def decode_coefficients(
     *,
     shape: LaneShape,
 ) -> None:
-    """Launches the decoding of a batch; `jpeg_rows` describes the tables and the status.
+    """Launches the entropy decoding of a batch; `jpeg_rows` describes the tables and the status.
 
-    It leaves the coefficients and the status in `buffers`. Where an image's status is not 0, coefficients may be
-    anything.
+    Coefficients and status are written to `buffers`. The coefficients of an image whose status is not 0 are undefined.
 
     Args:
         stream: uint8 [bytes], the stuffed bytes of all segments.
         images: int32 [images, IMAGE_COLUMNS].
         segments: int32 [segments, SEGMENT_COLUMNS].
         huffman: uint8 [tables, HUFFMAN_COLUMNS].
-        buffers: as `new_buffers` makes them; what they hold does not matter, but for `lane_segments`.
+        buffers: from `new_buffers`; only `lane_segments` has to be filled.
         shape: its `bits` are those by which LANES were counted, its `rounds` those of the buffers.
     """
     unstuffed, lookups, entries, exits = buffers.unstuffed, buffers.lookups, buffers.entries, buffers.exits
@@ -159,7 +158,7 @@ def decode_coefficients(
     )
     for number in range(shape.rounds):
         if interpreted and not buffers.counts[number][0]:
-            break  # on a device nobody looks: a round without work costs its launch
+            break  # the host does not know: on a device, a round without work still costs its launch
         decode_again(*coded, buffers.blocks, *lists[number], *lists[number + 1])
     ended = buffers.blocks, buffers.blocks_before, buffers.segment_blocks, segments
     _sum_before(of_segments, ended, BLOCK=SUM_LANES)

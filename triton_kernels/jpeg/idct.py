@@ -1,11 +1,11 @@
-"""Dequantization and the inverse DCT: coefficients of blocks -> samples in planes.
+"""Dequantizes coefficients and computes the inverse DCT: coefficients of blocks -> samples in planes.
 
 The transform is the "slow but accurate" integer one of libjpeg (`jidctint.c`; Loeffler, Ligtenberg and Moschytz, 1989:
-12 multiplications a row or column): first down the columns, with 2 more bits than the samples have, then along the
-rows. Constants have 13 bits after the point. Only corrupt files hold coefficients so large that the 16 bits between
-the steps matter. There the values wrap and saturate as in libjpeg-turbo's code for x86-64 (`jidctint-avx2.asm`).
+12 multiplications per row or column): first down the columns, with 2 more bits than the samples have, then along the
+rows. Constants have 13 fractional bits. Only corrupt files have coefficients so large that the 16 bits between the
+steps overflow. Their values wrap and saturate as in libjpeg-turbo's code for x86-64 (`jidctint-avx2.asm`).
 
-A thread holds a column of a block, and after the first pass a row of it.
+A thread has a column of a block, and after the first pass a row of it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .layout import (
 
 @triton.jit
 def window_of(tile_images, images, windows):
-    """For this tile: rows of its image and its window, the window's MCUs across and down, and the luma's factors."""
+    """The rows of a tile's image and window, the window's MCUs across and down, and the luma's sampling factors."""
     number = tl.load(tile_images + tl.program_id(0))
     image = images + number * IMAGE_COLUMNS
     window = windows + number * WINDOW_COLUMNS
@@ -110,12 +110,12 @@ def idct_kernel(
     # on which 16 bits of that are kept.
     c0 = tl.where(only_first_row, (c0 << 18) >> 18, c0)
 
-    # The 13 bits of the constants, less the 2 that are kept.
+    # The 13 fractional bits of the constants, less the 2 that are kept.
     c0, c1, c2, c3, c4, c5, c6, c7 = _inverse_dct(c0, c1, c2, c3, c4, c5, c6, c7, 11)
     values = _together(c0, c1, c2, c3, c4, c5, c6, c7, BLOCKS)
     values = tl.trans(clamp(values, -32768, 32767), (0, 2, 1))
     c0, c1, c2, c3, c4, c5, c6, c7 = _apart(values, BLOCKS)
-    # Those 13, those 2, and 3 for the scale of the transform.
+    # These 13 bits, these 2, and 3 for the scale of the transform.
     c0, c1, c2, c3, c4, c5, c6, c7 = _inverse_dct(c0, c1, c2, c3, c4, c5, c6, c7, 18)
     values = _together(c0, c1, c2, c3, c4, c5, c6, c7, BLOCKS)
 
@@ -132,7 +132,7 @@ def _tiles(columns, rows, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr)
 
 @triton.jit
 def _row(source, steps, exists, LEFT: tl.constexpr, RIGHT: tl.constexpr):
-    """One row of each block, int32 [B, 8], and the steps of its quantization [1, 8]."""
+    """Loads one row of each block, int32 [B, 8], and its quantization steps [1, 8]."""
     column = tl.arange(0, 8)[None, :]
     place = (tl.where(column < 4, LEFT, RIGHT) >> (column % 4 * 8)) & 0xFF
     return tl.load(source + place, mask=exists, other=0).to(tl.int32), tl.load(steps + place)
@@ -140,13 +140,13 @@ def _row(source, steps, exists, LEFT: tl.constexpr, RIGHT: tl.constexpr):
 
 @triton.jit
 def _wrapped(value):
-    """int32 -> what 16 bits keep of it."""
+    """Wraps an int32 to 16 bits."""
     return value.to(tl.int16).to(tl.int32)
 
 
 @triton.jit
 def _inverse_dct(c0, c1, c2, c3, c4, c5, c6, c7, SHIFT: tl.constexpr):
-    """Eight values of one dimension, int32, rounded to the nearest after a shift."""
+    """Computes the inverse DCT of eight values, int32, with a shift that rounds to nearest."""
     # The even part; constants are sums of cosines times 2 ** 13.
     z1 = (c2 + c6) * 4433
     t2 = z1 - c6 * 15137
@@ -184,7 +184,7 @@ def _inverse_dct(c0, c1, c2, c3, c4, c5, c6, c7, SHIFT: tl.constexpr):
 
 @triton.jit
 def _together(c0, c1, c2, c3, c4, c5, c6, c7, BLOCKS: tl.constexpr):
-    """Eight [BLOCKS, 8] as one [BLOCKS, 8, 8] with the last dimension in order."""
+    """Joins eight tensors [BLOCKS, 8] to one [BLOCKS, 8, 8], with the last dimension in order."""
     even = tl.join(tl.join(c0, c4), tl.join(c2, c6))
     odd = tl.join(tl.join(c1, c5), tl.join(c3, c7))
     return tl.reshape(tl.join(even, odd), (BLOCKS, 8, 8))
@@ -217,9 +217,9 @@ def run_idct(
     *,
     shape: TileShape,
 ) -> None:
-    """Launches the inverse transform of a batch; the arguments are those of `idct_kernel`.
+    """Launches the inverse DCT of a batch; the arguments are those of `idct_kernel`.
 
-    The tiles of all windows were counted out with `shape`.
+    `shape` has to be the one with which the tiles of all windows were counted.
     """
     tensors = coefficients, quantization, planes, images, windows, tile_images
     _transform(tile_images.shape, tensors, BLOCK_ROWS=shape.block_rows, BLOCK_COLUMNS=shape.block_columns)

@@ -1,12 +1,12 @@
-"""Lanes and tiles: what programs work on, numbered through all segments, or through all images.
+"""Lanes and tiles, the units of work of programs, numbered through all segments or all images; and unstuffing.
 
-Restart markers make a batch of many short segments, a large photograph is one long segment: programs take blocks of
-lanes without regard to where segments begin. A row of a table says which of them is its first, and how many it has.
+A batch may have many short segments between restart markers, or one long segment per photograph. So programs work on
+blocks of lanes wherever segments begin: the row of a segment holds its first lane and the number of its lanes.
 
-Unstuffing deals them out first: in the data of a scan an encoder writes a byte 0xFF as 0xFF 0x00, so that it is not
-read as a marker. Two passes over the stuffed bytes, LANE_BITS / 8 of them a lane: the first counts what stays, the
-second moves it to where the sums over earlier lanes say. Both read words of four bytes and look at all four at once.
-Words are stored with their bytes reversed, so that the first bit of the stream is the highest of a word.
+Unstuffing comes first: in the data of a scan an encoder writes a byte 0xFF as 0xFF 0x00, so that it is not read as a
+marker. There are two passes over the stuffed bytes, LANE_BITS / 8 of them per lane: the first counts the bytes that
+stay, the second moves them to the positions given by the sums over earlier lanes. Both read words of four bytes and
+test all four at once. Words are stored with reversed bytes, so that the first bit of the stream is a word's highest.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from .layout import (
 )
 
 BLOCK = 256
-# Zeros after the end of a segment: a lane that ends there holds the words up to 15 bytes further on.
+# Zeros after the end of a segment: a lane that ends there reads words up to 15 bytes after it.
 SPARE_BYTES = tl.constexpr(16)
 FLAGS = tl.constexpr(0x80808080)  # the highest bit of each byte
 
 
 @triton.jit(do_not_specialize=["lanes"])
 def assign_kernel(segments, windows, lane_segments, block_tiles, pixel_tiles, lanes, BLOCK: tl.constexpr):
-    """Tells the lanes of one segment, and the tiles of an image that begins with it, whose they are.
+    """Writes the number of a segment to its lanes, and that of an image to its tiles; a program per segment.
 
     Args:
         segments: int32 [segments, SEGMENT_COLUMNS].
         windows: int32 [images, WINDOW_COLUMNS].
-        lane_segments: int32 [lanes], written to. The last segment has those beyond its own, with nothing in them.
-        block_tiles: int32 [tiles], the image of each, written to.
-        pixel_tiles: the same.
+        lane_segments: int32 [lanes], written. The last segment also gets the empty lanes after its own.
+        block_tiles: int32 [tiles], the image of each tile of the inverse DCT, written.
+        pixel_tiles: int32 [tiles], the image of each tile of pixels, written.
     """
     number = tl.program_id(0)
     segment = segments + number * SEGMENT_COLUMNS
@@ -78,18 +78,18 @@ def assign_owners(
     block_tiles: torch.Tensor,
     pixel_tiles: torch.Tensor,
 ) -> None:
-    """Launches what the stages that work on lanes and tiles begin with; the arguments are those of `assign_kernel`."""
+    """Launches `assign_kernel`, before the stages that work on lanes and tiles; the arguments are the same."""
     tensors = segments, windows, lane_segments, block_tiles, pixel_tiles
     _assign(segments.shape[:1], tensors, (len(lane_segments),), BLOCK=BLOCK)
 
 
 @triton.jit
 def bits_of_lanes(lane, lane_segments, segments, segment_bytes, lane_bits):
-    """Where lanes [B] begin and end, in bits of their segments.
+    """Computes where lanes [B] begin and end, in bits of their segments.
 
     Returns:
         The row of each lane's segment, then the lane's first bit, the bit after its last, and the bits of the
-        segment. A lane to which unstuffing left nothing begins where the segment ends, or after that.
+        segment. A lane that is empty after unstuffing begins at or after the segment's end.
     """
     segment = tl.load(lane_segments + lane)
     row = segments + segment * SEGMENT_COLUMNS
@@ -100,9 +100,9 @@ def bits_of_lanes(lane, lane_segments, segments, segment_bytes, lane_bits):
 
 @triton.jit
 def sum_before_kernel(counts, sums, totals, segments, BLOCK: tl.constexpr):
-    """Of `counts` [lanes] the `sums` over the earlier lanes of the same segment, and the `totals` [segments].
+    """Computes the `sums` of `counts` [lanes] over earlier lanes of the same segment, and the `totals` [segments].
 
-    A program a segment; all are int32.
+    One program per segment; all are int32.
     """
     segment = tl.program_id(0)
     first = tl.load(segments + segment * SEGMENT_COLUMNS + FIRST_LANE)
@@ -118,34 +118,34 @@ def sum_before_kernel(counts, sums, totals, segments, BLOCK: tl.constexpr):
 
 @triton.jit
 def flag_zeros(word):
-    """The highest bit of each byte that is 0, uint32."""
+    """Sets the highest bit of each byte that is 0, uint32."""
     low = (word & 0x7F7F7F7F) + 0x7F7F7F7F
     return ((low | word) & FLAGS) ^ FLAGS
 
 
 @triton.jit
 def load_stuffed(stream, lane, lane_segments, segments, LANE_BYTES: tl.constexpr):
-    """The stuffed bytes of lanes, in words of four, uint32 [B, LANE_BYTES / 4].
+    """Loads the stuffed bytes of lanes in words of four, uint32 [B, LANE_BYTES / 4].
 
     Returns:
-        Rows of the lanes' segments [B], the first byte of each segment [B], the words, then flags of their bytes: those
-        that stay, and those that show a marker. What lies outside the segment does not stay.
+        Rows of the lanes' segments [B], the first byte of each segment [B], the words, and flags of the bytes that
+        stay and of those that belong to a marker. Bytes outside the segment do not stay.
     """
     row = segments + tl.load(lane_segments + lane) * SEGMENT_COLUMNS
     first_byte = tl.load(row + FIRST_BYTE)
     size = tl.load(row + BYTES)[:, None]
     place = ((lane - tl.load(row + FIRST_LANE)) * LANE_BYTES)[:, None] + tl.arange(0, LANE_BYTES // 4)[None, :] * 4
-    # The byte after the last, too, taken for 0: a 0xFF before it is a marker. Loads end where runs of 16 bytes end.
+    # The byte after the last one counts as 0 and is loaded too, to see a marker. Loads end at multiples of 16 bytes.
     is_read = place < (size // 16 + 1) * 16
     at = stream.to(tl.pointer_type(tl.uint32)) + ((first_byte >> 2)[:, None] + (place >> 2))
     word = tl.load(at, mask=is_read, other=0)
     missing = (4 - clamp(size - place, 0, 4)).to(tl.uint32)
     # Two shifts, because a shift by 32 bits is not defined.
     inside = ((word * 0 + FLAGS) >> (4 * missing)) >> (4 * missing)
-    # What follows a segment is of no interest, and may be a marker.
+    # The bytes after a segment do not count, and may be a marker.
     word &= (inside >> 7) * 0xFF
     before = (word << 8) | (tl.load(at - 1, mask=(place > 0) & (place <= size), other=0) >> 24)
-    # A byte of it is 0 where the one before is 0xFF.
+    # A byte of this is 0 if the one before is 0xFF.
     not_after = before ^ 0xFFFFFFFF
     stuffed = flag_zeros(word | not_after) & inside
     return row, first_byte, word, inside ^ stuffed, flag_zeros(not_after) ^ stuffed
@@ -153,7 +153,7 @@ def load_stuffed(stream, lane, lane_segments, segments, LANE_BYTES: tl.constexpr
 
 @triton.jit
 def count_flags(flags):
-    """How many there are in each word, int32."""
+    """Counts the flags in each word, int32."""
     pairs = (flags >> 7) + (flags >> 23)
     return ((pairs + (pairs >> 8)) & 7).to(tl.int32)
 
@@ -162,7 +162,7 @@ def count_flags(flags):
 def count_unstuffed_kernel(
     stream, segments, lane_segments, kept, status, LANE_BYTES: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """How many bytes of each lane are `kept`; FOREIGN_MARKER where 0xFF is followed by anything but 0."""
+    """Counts the bytes of each lane that are `kept`; sets FOREIGN_MARKER if 0xFF is followed by anything but 0."""
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row, _, _, stays, markers = load_stuffed(stream, lane, lane_segments, segments, LANE_BYTES)
     tl.store(kept + lane, tl.sum(count_flags(stays), axis=1))
@@ -176,7 +176,7 @@ def unstuff_kernel(
     stream, segments, lane_segments, kept_before, segment_bytes, unstuffed,
     LANE_BYTES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Moves the bytes that stay together: segments begin where they begin in `stream`, and zeros follow them."""
+    """Writes the bytes that stay without gaps: segments begin as in `stream`, and zeros follow them."""
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row, first_byte, word, stays, _ = load_stuffed(stream, lane, lane_segments, segments, LANE_BYTES)
     segment = tl.load(lane_segments + lane)

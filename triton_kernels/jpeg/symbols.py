@@ -1,29 +1,29 @@
-"""Symbols: the look-up tables that find them, and what the kernels that decode have in common.
+"""Look-up tables for the symbols of JPEG files, and functions that the decoding kernels share.
 
-A Huffman table of JPEG is canonical: written as 16 bits, filled up with zeros, codes ascend in the order of their
-symbols. So the codes of up to n bits are exactly the values below
+A Huffman table of JPEG is canonical: codes, padded with zeros to 16 bits, ascend in the order of their symbols. So the
+16-bit values that begin with a code of up to n bits are exactly those below
 
     limit(n) = sum over l <= n of counts(l) * 2^(16 - l)
 
-and a value v of 16 bits begins with a code of the first length n for which v < limit(n); its number among all codes is
-the number of shorter codes plus (v - limit(n - 1)) >> (16 - n).
+and a value v begins with a code of the first length n for which v < limit(n). The number of that code among all codes
+is the number of shorter codes plus (v - limit(n - 1)) >> (16 - n).
 
-The table has two levels. The first is indexed by FIRST_BITS bits. Codes that are longer form one range of values, from
-limit(FIRST_BITS) to limit(16), so their entries follow without gaps, in groups that share the first bits.
+The look-up table has two levels. The first is indexed by FIRST_BITS bits. Longer codes form one range of values, from
+limit(FIRST_BITS) to limit(16), so their entries follow without gaps, in groups with the same first bits.
 
 An entry is 16 bits:
 
     bits 0-4    bits to advance, of the code and of the value after it, at most 31; 0 for a longer code
     bits 5-8    bits of the value
-    bits 9-15   step: how far to go in the zigzag order, to the place after this coefficient; END at the end of a block
+    bits 9-15   step in the zigzag order to the place after this coefficient; END at the end of a block
 
 In an entry for a longer code the bits from 5 on are the number of its group, counted from the start of the table. Bits
-that no code begins with advance by one bit, with step 0. So do all bits if the table is none that libjpeg takes, and
-the codes in groups beyond the last; the status of the image tells then that it has to be decoded elsewhere.
+without a code advance by one bit, with step 0. So do all bits of a table that libjpeg does not accept, and codes in
+groups after the last one; the status of the image then says that it has to be decoded elsewhere.
 
-A symbol is a Huffman code and the bits of the value after it, at most 31 bits. So a lane finds each of them in the 32
-bits from its position on, cut from two words; a third word is loaded ahead, so that nobody waits for it. What a lane
-knows at a symbol is its position, the unit of the MCU and the place in the zigzag order: `pack_state`.
+A symbol is a Huffman code and the bits of the value after it, at most 31 bits. So a lane finds each symbol in the 32
+bits from its position on, cut from two words; a third word is loaded ahead to hide its latency. The state of a lane at
+a symbol is its position, the unit of the MCU and the place in the zigzag order (`pack_state`).
 """
 
 from __future__ import annotations
@@ -48,39 +48,39 @@ from .layout import (
 
 FIRST_BITS = tl.constexpr(9)
 FIRST_ENTRIES = tl.constexpr(512)
-GROUP_ENTRIES = tl.constexpr(128)  # values of 16 bits with the same FIRST_BITS bits
+GROUP_ENTRIES = tl.constexpr(128)  # number of 16-bit values with the same FIRST_BITS bits
 GROUPS = tl.constexpr(32)
 LOOKUP_ENTRIES = tl.constexpr(FIRST_ENTRIES.value + GROUPS.value * GROUP_ENTRIES.value)
 
-# Place + END tells the end of a block from a run that goes beyond it, which reaches 79 at most.
+# Place + END is larger than any place of a run beyond the end of a block, which is 79 at most.
 END = tl.constexpr(96)
-UNUSED = tl.constexpr(1)  # the entry for bits that no code begins with
+UNUSED = tl.constexpr(1)  # the entry for bits without a code
 
 
 @triton.jit
 def advance_of(entry):
-    """Bits of the code and its value."""
+    """The number of bits of the code and its value."""
     return entry & 31
 
 
 @triton.jit
 def size_of(entry):
-    """Bits of the value."""
+    """The number of bits of the value."""
     return (entry >> 5) & 15
 
 
 @triton.jit
 def step_of(entry):
-    """How far to go in the zigzag order."""
+    """The step in the zigzag order."""
     return entry >> 9
 
 
 @triton.jit
 def entry_of(symbol, length, is_ac):
-    """The entry for a symbol, 0 ... 255, after a code of `length` bits."""
+    """The entry of a symbol, 0 to 255, with a code of `length` bits."""
     size = symbol & 15
     run = symbol >> 4
-    # Without a value, 15 skips 16 zeros, and whatever else ends the block.
+    # Without a value, a run of 15 skips 16 zeros, and any other ends the block.
     without_value = tl.where(run == 15, 16, END)
     step = tl.where(is_ac, tl.where(size == 0, without_value, run + 1), 1)
     return (length + size) | (size << 5) | (step << 9)
@@ -88,7 +88,7 @@ def entry_of(symbol, length, is_ac):
 
 @triton.jit
 def find_code(table, value):
-    """The code that values of 16 bits begin with: its length, 17 where there is none, and its number."""
+    """Finds the code at the beginning of 16-bit values: its length, 17 for no code, and its number."""
     limit = tl.zeros((), tl.int32)
     number = tl.zeros((), tl.int32)
     length = tl.full(value.shape, 1, tl.int32)
@@ -107,11 +107,11 @@ def find_code(table, value):
 
 @triton.jit
 def lookup_kernel(huffman, lookups, BLOCK: tl.constexpr):
-    """The look-up table of one Huffman table, a program a table.
+    """Makes the look-up table of one Huffman table per program.
 
     Args:
         huffman: uint8 [tables, HUFFMAN_COLUMNS].
-        lookups: uint16 [tables, LOOKUP_ENTRIES], written as far as it is read.
+        lookups: uint16 [tables, LOOKUP_ENTRIES], of which the entries in use are written.
     """
     table = huffman + tl.program_id(0) * HUFFMAN_COLUMNS
     lookup = lookups + tl.program_id(0) * LOOKUP_ENTRIES
@@ -143,27 +143,27 @@ def lookup_kernel(huffman, lookups, BLOCK: tl.constexpr):
         tl.store(lookup + index, entry.to(tl.uint16), mask=index < end)
 
 
-# Symbols between two looks at whether any lane of the program goes on.
+# Symbols between two tests whether any lane of the program continues.
 SYMBOLS_A_TURN = tl.constexpr(4)
 
 
 @triton.jit
 def pack_state(overflow, unit, place):
-    """The state of a lane, 16 bits: bits beyond a boundary, 0 ... 30, unit of the MCU, place in the zigzag order."""
+    """Packs a lane's state to 16 bits: bits after a boundary, 0 to 30, unit of the MCU, place in the zigzag order."""
     return (overflow << 10) | (unit << 6) | place
 
 
 @triton.jit
 def unpack_state(state):
-    """Bits beyond the boundary, unit of the MCU, place in the zigzag order."""
+    """Unpacks a state: bits after the boundary, unit of the MCU, place in the zigzag order."""
     return state >> 10, (state >> 6) & 15, state & 63
 
 
 @triton.jit
 def load_tables(row, images):
-    """What to decode lanes with: units of an MCU, how many of them are luma, and the tables of each component.
+    """Loads the number of units of an MCU, the number of its luma units, and the Huffman tables of each component.
 
-    The rows of a component's two tables are one uint32: the one for DC in the low half, the one for AC in the high.
+    The rows of a component's two tables are one uint32: DC in the low half, AC in the high one.
     """
     image = images + tl.load(row + SEGMENT_IMAGE) * IMAGE_COLUMNS
     units = tl.load(image + UNITS)
@@ -176,7 +176,7 @@ def load_tables(row, images):
 
 @triton.jit
 def load_words(words, position, is_wanted):
-    """The three words from the bit at `position` on; `words` points to the third word of each lane's segment."""
+    """Loads three words from the bit at `position` on; `words` points to the third word of each lane's segment."""
     at = words + (position >> 5)
     first = tl.load(at - 2, mask=is_wanted, other=0)
     second = tl.load(at - 1, mask=is_wanted, other=0)
@@ -185,7 +185,7 @@ def load_words(words, position, is_wanted):
 
 @triton.jit
 def move(words, first, second, third, position, bits):
-    """The position `bits` bits further on, 0 ... 31, and the three words from there on."""
+    """Advances the position by `bits`, 0 to 31, and the three words."""
     moved = position + bits
     is_next = (moved >> 5) != (position >> 5)
     first = tl.where(is_next, second, first)
@@ -196,10 +196,10 @@ def move(words, first, second, third, position, bits):
 
 @triton.jit
 def look_up(lookups, tables, first, second, position, unit, place, is_active):
-    """The entry of the symbol at each lane's position, int32, and the 32 bits from there on.
+    """Finds the entry of the symbol at each lane's position, int32, and the 32 bits from there on.
 
-    `tables` are as `load_tables` returns them, `first` and `second` the words from `position` on. Entries of lanes that
-    are not active are 0, so that nothing moves them.
+    `tables` are those of `load_tables`, `first` and `second` the words from `position` on. Entries of inactive lanes
+    are 0, so that they do not advance.
     """
     _, luma, y, cb, cr = tables
     # Two shifts, because a shift by 32 bits is not defined; compilers know this as one shift of both words.
@@ -210,7 +210,7 @@ def look_up(lookups, tables, first, second, position, unit, place, is_active):
     prefix = (bits >> (32 - FIRST_BITS)).to(tl.int32)
     entry = tl.load(lookups + (lookup + prefix), mask=is_active, other=0).to(tl.int32)
     is_long = is_active & (advance_of(entry) == 0)
-    # GROUP_ENTRIES times the group, whose number is above five zeros.
+    # GROUP_ENTRIES times the group, whose number stands above five zero bits.
     in_group = (entry << 2) + ((bits >> 16).to(tl.int32) & (GROUP_ENTRIES - 1))
     long_entry = tl.load(lookups + (lookup + in_group), mask=is_long, other=0).to(tl.int32)
     return tl.where(is_long, long_entry, entry), bits
@@ -218,7 +218,7 @@ def look_up(lookups, tables, first, second, position, unit, place, is_active):
 
 @triton.jit
 def next_place(place, unit, units, step):
-    """The zigzag place and the unit after a symbol with the given step, and whether it ended a block, 0 or 1."""
+    """Computes place and unit after a symbol with this step, and whether it ended a block, 0 or 1."""
     place += step
     ends = place >= 64
     unit = tl.where(ends, tl.where(unit + 1 == units, 0, unit + 1), unit)
@@ -227,7 +227,7 @@ def next_place(place, unit, units, step):
 
 @triton.jit
 def load_lanes(lane, unstuffed, segments, segment_bytes, lane_segments, images, lane_bits):
-    """What lanes decode, and with which tables: `bits_of_lanes`, `load_tables`, and the `words` of `load_words`."""
+    """Loads what lanes need to decode: `bits_of_lanes`, `load_tables`, and the `words` for `load_words`."""
     row, begin, end, bits = bits_of_lanes(lane, lane_segments, segments, segment_bytes, lane_bits)
     words = unstuffed.to(tl.pointer_type(tl.uint32)) + ((tl.load(row + FIRST_BYTE) + 8) >> 2)
     return row, begin, end, bits, load_tables(row, images), words

@@ -1,21 +1,21 @@
 """Where each lane begins: self-synchronization of Huffman codes (Weissenberger and Schmidt, arXiv 2111.09219).
 
-A lane does not know which bit of its part is the first of a symbol, nor in which unit of an MCU and at which place of
-a block that symbol lies: that is the state in which the lane before it ends. But a decoder that begins in a wrong
-state finds, mostly after a few hundred bits, into the right one, by itself.
+A lane does not know which of its bits is the first of a symbol, nor the unit of the MCU and the place in the block of
+that symbol: this is the state in which the lane before it ends. But a decoder that begins in a wrong state usually
+reaches the right one after a few hundred bits.
 
-1. `warm_up_kernel`: each lane begins `warm_up_bits` early, in state 0, and takes the state in which it reaches its
-   first bit for the state of its entry. From there it decodes to its last bit. Most lanes are right by then.
-2. `compare_kernel`: lanes whose entry is not the state in which the lane before them ended are put on a list, together
-   with that state.
-3. `round_kernel`, once a round: the lanes of the list decode again from the state given there. Where that changes the
-   state at their end, the lane after them goes on the list of the next round.
+1. `warm_up_kernel`: each lane begins `warm_up_bits` before its first bit, in state 0. The state at its first bit is its
+   guessed entry, from which it decodes to its last bit. Most guesses are right.
+2. `compare_kernel`: lanes whose entry differs from the final state of the lane before are put on a list, with that
+   state.
+3. `round_kernel`, once per round: the lanes of the list decode again from that state. If this changes their final
+   state, the next lane is put on the list of the next round.
 
-No lane is twice on a list, and only the one program that has it writes what is known of a lane; so the results do not
-depend on the order in which programs run, although the order of the lists does. Lanes that are still on the list after
-the last round are noticed by the write pass.
+A list holds no lane twice, and only one program writes the results of a lane, so they do not depend on the order in
+which programs run, unlike the order of the lists. The write pass detects lanes that are still wrong after the last
+round.
 
-What the kernels read and write: `jpeg_rows.py` and `EntropyBuffers`.
+`jpeg_rows.py` and `EntropyBuffers` describe the tensors.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from .symbols import (
 
 @triton.jit
 def skip(words, lookups, tables, position, end, unit, place):
-    """Decodes symbols as long as they start before `end`, and keeps nothing.
+    """Decodes the symbols that start before `end`, without storing coefficients.
 
     Returns:
-        The position, unit and place after the last symbol, and the number of blocks that ended on the way.
+        The position, unit and place after the last symbol, and the number of blocks that ended.
     """
     units = tables[0]
     first, second, third = load_words(words, position, position < end)
@@ -80,7 +80,7 @@ def warm_up_kernel(
     zero = tl.zeros_like(lane)
     early = tl.where(begin < bits, tl.maximum(begin - warm_up_bits, 0), begin)
     position, unit, place, until = early, zero, zero, begin
-    # A loop, so that what decodes is compiled once.
+    # A loop, so that the decoding is compiled only once.
     for part in range(2):
         position, unit, place, ended = skip(words, lookups, tables, position, until, unit, place)
         state = pack_state(position - until, unit, place)
@@ -97,7 +97,7 @@ def compare_kernel(
     segments, segment_bytes, lane_segments, entries, exits, items, count,
     lane_bits, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Lists the lanes that began in another state than the one in which the lane before them ended.
+    """Lists the lanes whose entry differs from the final state of the lane before.
 
     Writes the list, `items` [lanes], and its length, `count` [1], which is 0 before.
     """

@@ -1,17 +1,13 @@
-"""The write pass and DC prediction: the coefficients at their places.
+"""The write pass, which stores the coefficients, and DC prediction.
 
-Every lane decodes once more, from where it is now known to begin, and stores the coefficients.
+Every lane decodes once more, from its known entry, and stores the coefficients, several neighbors at a time. The number
+of blocks before a lane is the sum of the blocks that ended in earlier lanes. AC coefficients are final; a DC
+coefficient is stored as its difference to the one before.
 
-A coefficient goes to its place, together with its neighbors: the number of blocks that ended in the lanes before is the
-sum of what these counted. AC coefficients are final, as the file has them; in the place of a DC coefficient stands its
-difference to the one before.
+Each lane is checked: its entry is the final state of the lane before, which proves by induction that the result is that
+of sequential decoding; each code exists; each coefficient lies in its block; and the last block ends in the last byte.
 
-Here everything is checked that a lane can know: that it began in the state in which the lane before it ended (from
-the first lane on, that proves the decoding to be the sequential one), that each code is used and each coefficient lies
-in its block, and that the last block ends in the last byte.
-
-Then the DC coefficients are made of their differences, which are those to the block before, of the same component: they
-are prefix sums, of each component of each segment.
+The DC coefficients are then prefix sums of their differences, for each component of each segment.
 """
 
 from __future__ import annotations
@@ -48,19 +44,19 @@ from .symbols import (
     unpack_state,
 )
 
-GROUP = tl.constexpr(4)  # coefficients that are stored at once, 64 bits
+GROUP = tl.constexpr(4)  # coefficients that are stored together, 64 bits
 GROUP_SHIFT = tl.constexpr(2)
 
 
 @triton.jit
 def value_of(bits, entry):
-    """The value of a symbol, from the 32 bits where its code begins: T.81, F.2.2.1, EXTEND. Without a value, 0.
+    """The value of a symbol, from the 32 bits that begin with its code (T.81, F.2.2.1, EXTEND); 0 without a value.
 
-    The value's first bit is its sign: 1 for positive ones; a negative one is stored with 2^size - 1 added.
+    The first bit of the value is 1 if it is positive; 2^size - 1 is added to a negative one.
     """
     size = size_of(entry)
     value_bits = (bits << (advance_of(entry) - size).to(tl.uint32)).to(tl.int32)
-    # All ones for a negative value, whose bits are those of its amount turned round; otherwise 0.
+    # All ones for a negative value, whose bits are the inverted bits of its amount; otherwise 0.
     turned = ~(value_bits >> 31)
     # Two shifts, because a shift by 32 bits is not defined.
     amount = ((value_bits ^ turned).to(tl.uint32) >> 1) >> (31 - size).to(tl.uint32)
@@ -73,12 +69,12 @@ def write_kernel(
     coefficients, status,
     lane_bits, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Stores the coefficients of a block of lanes, which are 0 before; arguments are as in `EntropyBuffers`."""
+    """Stores the coefficients of a block of lanes over zeros; the arguments are those of `EntropyBuffers`."""
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row, begin, end, bits, tables, words = load_lanes(
         lane, unstuffed, segments, segment_bytes, lane_segments, images, lane_bits
     )
-    # The first lane of an empty segment, too: it notices that all blocks are missing.
+    # Includes the first lane of an empty segment, which detects that all blocks are missing.
     is_used = (begin < bits) | ((begin == 0) & (bits == 0))
     before = tl.load(blocks_before + lane)
     left = tl.load(row + SEGMENT_BLOCKS, mask=is_used, other=0) - before
@@ -90,7 +86,7 @@ def write_kernel(
     first_block = tl.load(row + SEGMENT_FIRST_BLOCK, mask=is_used, other=0) + before
     target = coefficients + first_block.to(tl.int64) * 64
     groups = target.to(tl.pointer_type(tl.int64))
-    # The block in which this lane begins is the lane's before, too: no two may store to the same group.
+    # The lane before stores to this lane's first block too, so two lanes must not store to the same group.
     shared = (place > 0).to(tl.int32)
     group = shared * (64 // GROUP)
     collected = target.to(tl.int64) * 0
@@ -114,7 +110,7 @@ def write_kernel(
             is_next = has_value & is_alone & ((at >> GROUP_SHIFT) != group)
             tl.store(groups + group, collected, mask=is_next)
             group = tl.where(is_next, at >> GROUP_SHIFT, group)
-            # Where there is no value, it is 0.
+            # Without a value it is 0.
             added = tl.where(is_alone, value & 0xFFFF, 0).to(tl.int64) << ((at & (GROUP - 1)) * 16).to(tl.int64)
             collected = tl.where(is_next, 0, collected) | added
             first, second, third, position = move(words, first, second, third, position, advance_of(entry))
@@ -137,9 +133,9 @@ def write_kernel(
 
 @triton.jit
 def dc_kernel(segments, images, coefficients, BLOCK: tl.constexpr):
-    """Turns the differences of one component of one segment into coefficients, in place, a program each.
+    """Sums the differences of one component of one segment per program to coefficients, in place.
 
-    Sums are kept to 16 bits, as libjpeg keeps them.
+    Sums wrap to 16 bits, as in libjpeg.
     """
     segment = segments + tl.program_id(0) * SEGMENT_COLUMNS
     component = tl.program_id(1)
@@ -150,7 +146,7 @@ def dc_kernel(segments, images, coefficients, BLOCK: tl.constexpr):
         luma = units - components + 1
         first_unit = tl.where(component == 0, 0, luma + component - 1)
         of_mcu = tl.where(component == 0, luma, 1)
-        # Segments hold whole MCUs.
+        # A segment consists of whole MCUs.
         blocks = tl.load(segment + SEGMENT_BLOCKS) // units * of_mcu
         first = coefficients + tl.load(segment + SEGMENT_FIRST_BLOCK).to(tl.int64) * 64
         before = tl.zeros((), tl.int32)

@@ -1,4 +1,4 @@
-"""The kernels that transform images: a prologue, the stages, and what some of these need to know of a whole image."""
+"""The kernels that transform images: the prologue, the stages, and the statistics that some stages need."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OUTPUTS = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16", "uint8":
 
 
 def variants() -> Iterator[Variant]:
-    """Every variant of the kernels that the launchers can choose."""
+    """Every variant of these kernels that the launchers can choose."""
     tile = dict(zip(("BLOCK_Y", "BLOCK_X"), STAGE_TILE, strict=True))
     for is_heavy in (False, True):
         warps, registers = (HEAVY_WARPS, HEAVY_REGISTERS) if is_heavy else (LIGHT_WARPS, LIGHT_REGISTERS)

@@ -1,8 +1,8 @@
-"""Heads that read neighbors of a pixel: one axis of a resize or of a blur, sharpness, Pillow's kernels, AugMix's sum.
+"""Heads that read neighbors of a pixel: one axis of a resize or blur, sharpness, Pillow's kernels, AugMix's sum.
 
-Resizes of bytes compute in whole numbers, as Pillow's `Resample.c` and torch's kernels for uint8 tensors. Filters of
-floats are resizes, antialiased or not, and torch's Gaussian blur; torch adds the taps up in an order that depends on
-the processor. Pillow's Gaussian blur is three box blurs (`BoxBlur.c`).
+Resizes of bytes compute in integers, as Pillow's `Resample.c` and torch's kernels for uint8 tensors do. Filters of
+floats are resizes, antialiased or not, and torch's Gaussian blur; torch sums the taps in an order that depends on the
+processor. Pillow's Gaussian blur is three box blurs (`BoxBlur.c`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from ..program import (
 
 @triton.jit
 def cut_byte(total, precision):
-    """The sum of weighted bytes -> float32, cut off at 0 and 255."""
+    """Converts the sum of weighted bytes to float32, clamped to [0, 255]."""
     return clamp(total >> precision, 0, 255).to(tl.float32)
 
 
@@ -54,12 +54,15 @@ def filter_axis(
     view, head, tables, x, y, red,
     is_x: tl.constexpr, IS_WHOLE: tl.constexpr, IS_HEAVY: tl.constexpr,
 ):  # fmt: skip
-    """One axis of a resize or a blur, with weights [taps, positions] from tables.
+    """Computes one axis of a resize or a blur, with weights [taps, positions] from tables.
 
-    `IS_WHOLE`: of bytes, which are cut off to bytes again, as Pillow does between two passes. Else of floats; a blur
-    has the same weights [taps] for all positions, lies around each of them and is mirrored at the border.
+    With `IS_WHOLE` the input is bytes, and the result is clamped to bytes, as by Pillow between two passes. Otherwise
+    it is floats; a blur has the same weights [taps] for all positions, is centered on each of them, and mirrors the
+    input at the border.
 
-    `x` int32 [X], `y` int32 [Y]: positions of the head's output. `red` float32 [Y, X]: zero.
+    Args:
+        x, y: int32 [X] and [Y], positions of the head's output.
+        red: float32 [Y, X], zeros.
     """
     last = tl.load(head + LAST_INPUT)
     stride = tl.load(head + WEIGHT_STRIDE)
@@ -80,7 +83,7 @@ def filter_axis(
         weight = tl.load(weights + tap * stride)
         at = first + tap
         if IS_WHOLE:
-            # Past the last tap the weight is zero; the position only has to exist.
+            # After the last tap the weight is zero, but the position must be in the image.
             at = tl.minimum(at, last) - origin
         else:
             at = tl.where(kind != 0, reflected(at, last + 1), at)
@@ -104,15 +107,15 @@ def filter_axis(
 
 @triton.jit
 def nearest_byte(total):
-    """8.24 -> float32, to the nearest."""
+    """Rounds 8.24 fixed point to the nearest whole float32."""
     return ((total + (1 << 23)) >> 24).to(tl.int32).to(tl.float32)
 
 
 @triton.jit
 def box_blur(view, head, x, y, red):
-    """The whole pixels of the box and the two that it covers in part, weighted in 8.24 integers; edges are repeated.
+    """Computes a box blur in 8.24 fixed point, with a smaller weight for partly covered pixels; edges are repeated.
 
-    `x` int32 [1, X], `y` int32 [Y, 1]; `red` float32 [Y, X]: zero.
+    `x` is int32 [1, X], `y` int32 [Y, 1], `red` float32 [Y, X] of zeros.
     """
     width = tl.load(head + INPUT_WIDTH)
     height = tl.load(head + INPUT_HEIGHT)
@@ -138,7 +141,7 @@ def box_blur(view, head, x, y, red):
 
 @triton.jit
 def smooth(total, center, top, IS_HEAVY: tl.constexpr):
-    """`ImageFilter.SMOOTH`: the nine pixels, the center five times, over 13; of bytes the nearest whole number."""
+    """Computes `ImageFilter.SMOOTH`: the mean of 3 x 3 pixels, the center counted 5 times; whole numbers for bytes."""
     total = total + 4.0 * center
     made = tl.floor((2.0 * total + 13.5) * (1.0 / 26.0))
     if IS_HEAVY:
@@ -148,7 +151,7 @@ def smooth(total, center, top, IS_HEAVY: tl.constexpr):
 
 @triton.jit
 def sharpened(total, value, border, factor, rest, formula, top, IS_HEAVY: tl.constexpr):
-    """One channel blended with its smoothed self."""
+    """Blends one channel with its smoothed version."""
     smoothed = tl.where(border, value, smooth(total, value, top, IS_HEAVY))
     mixed = blend(smoothed, value, factor, rest, formula, top, IS_HEAVY)
     if IS_HEAVY and formula == TENSOR_V2:
@@ -158,7 +161,7 @@ def sharpened(total, value, border, factor, rest, formula, top, IS_HEAVY: tl.con
 
 @triton.jit
 def sharpen(view, head, x, y, red, top, IS_HEAVY: tl.constexpr):
-    """`x` int32 [1, X], `y` int32 [Y, 1]; `red` float32 [Y, X]: zero."""
+    """Computes sharpness. `x` is int32 [1, X], `y` int32 [Y, 1], `red` float32 [Y, X] of zeros."""
     width = tl.load(head + INPUT_WIDTH)
     height = tl.load(head + INPUT_HEIGHT)
     rest = load_float(head, SMOOTHED_WEIGHT)
@@ -184,9 +187,9 @@ def sharpen(view, head, x, y, red, top, IS_HEAVY: tl.constexpr):
 
 @triton.jit
 def convolve(view, head, tables, x, y, red):
-    """Pillow's kernels of 3 x 3 or 5 x 5 weights. As in `Filter.c` each line is added up by itself, the lowest first.
+    """Computes Pillow's kernels of 3 x 3 or 5 x 5 weights, summed line by line from the lowest, as in `Filter.c`.
 
-    `x` int32 [1, X], `y` int32 [Y, 1]; `red` float32 [Y, X]: zero.
+    `x` is int32 [1, X], `y` int32 [Y, 1], `red` float32 [Y, X] of zeros.
     """
     width = tl.load(head + INPUT_WIDTH)
     height = tl.load(head + INPUT_HEIGHT)
@@ -204,7 +207,7 @@ def convolve(view, head, tables, x, y, red):
         blue_line = red
         for place in range(size):
             r, g, b = fetch_bytes(view, clamp(x + place - reach, 0, width - 1), row, True)
-            # A pixel of the border is what it was: the one in the middle.
+            # Pixels of the border stay as they are.
             middle = tl.where((line == reach) & (place == reach), 1.0, 0.0)
             weight = tl.where(border, middle, load_float(weights, line * size + place))
             red_line += r.to(tl.float32) * weight
@@ -218,9 +221,10 @@ def convolve(view, head, tables, x, y, red):
 
 @triton.jit
 def mix(view, workspace, jobs, head, x, y, IS_HEAVY: tl.constexpr):
-    """The input and the branches, bytes, added up in order and cut off. `x` int32 [1, X], `y` int32 [Y, 1].
+    """Adds the input and the branches of AugMix, bytes, in order, and clamps the sum.
 
-    The rows after `head` name the job that wrote each branch, an image of the size of this one.
+    The rows after `head` name the job that wrote each branch, an image of the same size. `x` is int32 [1, X], `y` int32
+    [Y, 1].
     """
     weight = load_float(head, FACTOR)
     red, green, blue = fetch(view, x, y, IS_HEAVY)

@@ -1,7 +1,7 @@
-"""What may follow a head: maps of positions, boxes that are written over, and operations on each pixel.
+"""The operations after a head: maps of positions, boxes that are overwritten, and functions of each pixel.
 
-Hues are turned in HSV: Pillow's (`Convert.c`) in whole numbers of 8 bits, torchvision's in float32, where v1 and v2
-differ in their roundings.
+Hue is changed in HSV: with 8-bit integers as in Pillow (`Convert.c`), or in float32 as in torchvision, whose v1 and v2
+round differently.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from ..program import (
     VALUE,
 )
 
-BYTE_SCALE = tl.constexpr(255.0 + 1.0 - 1e-3)  # what a float is multiplied by before it is cut off to a byte
-# Hues that are whole before Pillow truncates them, which its float32 in between keeps as a little less (found by
-# going through all 2 ** 24 colors).
+BYTE_SCALE = tl.constexpr(255.0 + 1.0 - 1e-3)  # factor of a float before it is truncated to a byte
+# Hues that are whole numbers but become slightly less in Pillow's float32, so that it truncates them to one less
+# (found by trying all 2 ** 24 colors).
 _ROUNDED_DOWN = (
     *range(1, 32),
     *(88, 92, 96, 100, 104, *range(129, 151, 2), 153, 157, 161, 165, 169),
@@ -57,7 +57,7 @@ _ROUNDED_DOWN = (
 
 
 def _word(number: int) -> tl.constexpr:
-    """32 of the 256 bits that say which hues are rounded down, as an int32."""
+    """An int32 of 32 of the 256 bits that tell which hues are rounded down."""
     bits = sum(1 << hue % 32 for hue in _ROUNDED_DOWN if hue // 32 == number)
     return tl.constexpr(bits - (1 << 32) if bits >> 31 else bits)
 
@@ -68,7 +68,7 @@ _WORD_4, _WORD_5, _WORD_6 = _word(4), _word(5), _word(6)
 
 @triton.jit
 def by_sextant(sextant, value, low, falling, rising):
-    """Red, green and blue of a color in a sextant of the color circle, 0 to 5."""
+    """Computes red, green and blue of a color from its sextant of the color circle, 0 to 5."""
     red = tl.where(
         (sextant == 0) | (sextant == 5), value, tl.where(sextant == 1, falling, tl.where(sextant == 4, rising, low))
     )
@@ -83,7 +83,7 @@ def by_sextant(sextant, value, low, falling, rising):
 
 @triton.jit
 def is_rounded_down(hue):
-    """1 for a hue that Pillow makes one less of where it is whole, else 0."""
+    """Whether Pillow truncates this whole hue to one less, 1 or 0."""
     word = hue >> 5
     bits = tl.where(word == 0, _WORD_0, tl.where(word == 2, _WORD_2, tl.where(word == 3, _WORD_3, 0)))
     bits = tl.where(word == 4, _WORD_4, tl.where(word == 5, _WORD_5, tl.where(word == 6, _WORD_6, bits)))
@@ -92,8 +92,8 @@ def is_rounded_down(hue):
 
 @triton.jit
 def hue_of(red, green, blue, value, spread):
-    """Hue in [0, 255], int32; anything for gray. All float32 hold whole numbers."""
-    # Sixths of a turn, times `spread`: whole, from 0 to 6 spreads.
+    """Computes the hue in [0, 255], int32; undefined for gray. The float32 inputs hold whole numbers."""
+    # Sixths of a turn, times `spread`: whole numbers from 0 to 6 spreads.
     in_green = blue - red + 2.0 * spread
     in_blue = red - green + 4.0 * spread
     turn = tl.where(red == value, green - blue, tl.where(green == value, in_green, in_blue))
@@ -106,7 +106,7 @@ def hue_of(red, green, blue, value, spread):
 
 @triton.jit
 def turn_hue(red, green, blue, amount):
-    """Turns the color circle by `amount` of 256. Bytes, as float32."""
+    """Turns the color circle by `amount` 256ths, for bytes as float32."""
     value = tl.maximum(red, tl.maximum(green, blue))
     spread = value - tl.minimum(red, tl.minimum(green, blue))
     hue = (hue_of(red, green, blue, value, spread) + amount) & 255
@@ -117,21 +117,21 @@ def turn_hue(red, green, blue, amount):
     low = (2 * byte * (255 - saturation) + 255) // 510
     falling = (2 * byte * (65025 - saturation * rest) + 65025) // 130050
     rising = (2 * byte * (65025 - saturation * (255 - rest)) + 65025) // 130050
-    # All four are the same of gray.
+    # For gray all four are equal.
     red, green, blue = by_sextant(sextant % 6, byte, low, falling, rising)
     return red.to(tl.float32), green.to(tl.float32), blue.to(tl.float32)
 
 
 @triton.jit
 def unit(value, is_v1, top):
-    """In [0, 1]: v1 divides bytes, v2 multiplies them by the reciprocal."""
+    """Scales to [0, 1]: v1 divides bytes, v2 multiplies them by the reciprocal."""
     scaled = tl.where(is_v1, tl.div_rn(value, tl.full((1, 1), 255.0, tl.float32)), value * (1.0 / 255.0))
     return tl.where(top > 1.0, scaled, value)
 
 
 @triton.jit
 def turn_of(red, green, blue, largest, spread, is_v1):
-    """Hue in [0, 1); of gray anything."""
+    """Computes the hue in [0, 1); undefined for gray."""
     divisor = tl.where(spread == 0.0, 1.0, spread)
     from_red = tl.div_rn(largest - red, divisor)
     from_green = tl.div_rn(largest - green, divisor)
@@ -145,7 +145,7 @@ def turn_of(red, green, blue, largest, spread, is_v1):
 
 @triton.jit
 def turn_tensor_hue(red, green, blue, formula, part, top):
-    """Turns the color circle by `part` of 1. Bytes, or floats, none below 0: of some of those torch makes NaN."""
+    """Turns the color circle by `part` of 1, for bytes, or for floats of at least 0: torch makes NaN of some below."""
     is_v1 = formula == TENSOR_V1
     red, green, blue = unit(red, is_v1, top), unit(green, is_v1, top), unit(blue, is_v1, top)
     largest = tl.maximum(red, tl.maximum(green, blue))
@@ -167,9 +167,9 @@ def turn_tensor_hue(red, green, blue, formula, part, top):
 
 @triton.jit
 def map_axis(code, operation, is_x: tl.constexpr, tables, index, position, left_at):
-    """One map on one axis: input position of each output position, and the row of the operation where it left.
+    """Applies a map on one axis: returns the input positions, and the operation's row for those that leave the image.
 
-    `position` int32 [B]; `left_at` int32 [B], -1 while inside.
+    `position` is int32 [B]; `left_at` is int32 [B], -1 for positions inside the image.
     """
     axis: tl.constexpr = 0 if is_x else 1
     if code == FLIP:
@@ -196,7 +196,7 @@ def map_axis(code, operation, is_x: tl.constexpr, tables, index, position, left_
 
 @triton.jit
 def in_box(operation, x, y):
-    """Which positions an ERASE or PASTE writes. `x` int32 [X], `y` int32 [Y]."""
+    """The mask of positions that an ERASE or PASTE overwrites. `x` is int32 [X], `y` int32 [Y]."""
     across = (x >= tl.load(operation + BOX_LEFT)) & (x < tl.load(operation + BOX_RIGHT))
     down = (y >= tl.load(operation + BOX_TOP)) & (y < tl.load(operation + BOX_BOTTOM))
     return down[:, None] & across[None, :]
@@ -204,20 +204,20 @@ def in_box(operation, x, y):
 
 @triton.jit
 def place_in_box(operation, x, y):
-    """What the row and the column of a position in its box add to its place among the pixels of a PASTE."""
+    """Offsets of rows and columns of a box in the pixels of a PASTE."""
     left = tl.load(operation + BOX_LEFT)
     return (y - tl.load(operation + BOX_TOP)) * (tl.load(operation + BOX_RIGHT) - left), x - left
 
 
 @triton.jit
 def chosen(index, red, green, blue):
-    """Channel number `index`."""
+    """Selects channel `index`."""
     return tl.where(index == 0, red, tl.where(index == 1, green, blue))
 
 
 @triton.jit
 def posterized(value, share, step):
-    """`share` is 1 / `step`, a power of two."""
+    """Rounds down to a multiple of `step`, a power of two; `share` is 1 / `step`."""
     return tl.floor(value * share) * step
 
 
@@ -235,7 +235,7 @@ def normalized(value, operation, CHANNEL: tl.constexpr):
 
 @triton.jit
 def apply_point(code, operation, tables, red, green, blue, top, IS_HEAVY: tl.constexpr):
-    """One operation that turns each pixel into another, and `top` after it. `IS_HEAVY`: with those of tensors."""
+    """Applies an operation to each pixel; returns the values and `top`. `IS_HEAVY` includes formulas of tensors."""
     factor = load_float(operation, FACTOR)
     formula = tl.load(operation + FORMULA)
     first = load_float(operation, VALUE)

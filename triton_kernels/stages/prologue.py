@@ -1,7 +1,7 @@
-"""What the stages need to be made first, in one launch: weights of resizes, tiles, and where pixels and results lie.
+"""The launch before the stages of a batch: computes weights of resizes and tiles, and writes places into jobs.
 
-Weights are those of Pillow's `precompute_coeffs`, in float64 and rounded to whole numbers, or those of torch's
-antialiased resize of floats, `_compute_indices_min_size_weights_aa`, in float32.
+Weights are those of Pillow's `precompute_coeffs`, in float64 and rounded to integers, or those of torch's antialiased
+resize of floats, `_compute_indices_min_size_weights_aa`, in float32.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from ..program import (
 
 @triton.jit
 def tap_weight(tap, center, first, count, inverse, KIND, IS_WHOLE: tl.constexpr):
-    """The weight of one tap before all are divided by their sum, 0 past the last one; in the type of `center`."""
+    """The weight of one tap before the division by the sum, 0 after the last tap; of the dtype of `center`."""
     distance = (first + tap).to(center.dtype) - center
     offset = ((distance.to(tl.float64) + 0.5) * inverse.to(tl.float64)).to(center.dtype)
     x = tl.abs(offset)
@@ -67,16 +67,16 @@ def tap_weight(tap, center, first, count, inverse, KIND, IS_WHOLE: tl.constexpr)
 
 @triton.jit
 def write_weights(row, tables, IS_WHOLE: tl.constexpr, BLOCK: tl.constexpr):
-    """Writes the first source position of each output position, and the weights [taps, output positions] of one axis.
+    """Writes the first source position of each output position, and the weights [taps, output positions], of one axis.
 
-    `IS_WHOLE`: Pillow's, which are whole, with as many bits after the point as the row says.
+    With `IS_WHOLE` they are Pillow's integer weights, with the number of fractional bits in the row.
     """
     in_size = tl.load(row + IN_SIZE)
     out_size = tl.load(row + OUT_SIZE)
     taps = tl.load(row + TAPS)
     kind = tl.load(row + FILTER)
     unit = (1 << tl.load(row + PRECISION)).to(tl.float64)
-    # A filter is stretched when the image shrinks, and never squeezed.
+    # A filter is wider if the image shrinks, but never narrower.
     if IS_WHOLE:
         scale = in_size.to(tl.float64) / out_size.to(tl.float64)
         stretch = tl.where(scale < 1.0, 1.0, scale)
@@ -125,7 +125,7 @@ def write_tiles(row, tiles, BLOCK_Y: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK:
 
 @triton.jit
 def write_places(row, places, jobs, image_stride, channel_stride, row_stride, column_stride):
-    """Writes into one job where the decoded image lies that it reads, and the row of the batch that it writes."""
+    """Writes into one job the place of its decoded image, and that of its row of the batch."""
     job = jobs + tl.load(row + TILED_JOB).to(tl.int64) * JOB_COLUMNS
     image = tl.load(row + READ_IMAGE)
     if image >= 0:
@@ -148,15 +148,15 @@ def prologue_kernel(
     image_stride, channel_stride, row_stride, column_stride,
     BLOCK_Y: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Does the work of one row.
+    """Does the work of one row of the prologue.
 
     Args:
         work: int32 [rows, PROLOGUE_COLUMNS].
-        places: int64 [images, PLACE_COLUMNS], of the decoded ones.
-        jobs: int64 [jobs, JOB_COLUMNS], completed where rows of jobs say.
-        tables: int32 [entries], written where rows of resizes say.
+        places: int64 [images, PLACE_COLUMNS], of the decoded images.
+        jobs: int64 [jobs, JOB_COLUMNS], completed.
+        tables: int32 [entries], to which weights are written.
         tiles: int32 [tiles, 3], written.
-        image_stride: and the other three: those of the batch [N, C, H, W], in elements.
+        image_stride: this and the next three are the strides of the batch [N, C, H, W], in elements.
     """
     row = work + tl.program_id(0) * PROLOGUE_COLUMNS
     if tl.load(row + WORK) != WEIGHTS:

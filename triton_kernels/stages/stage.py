@@ -1,12 +1,12 @@
 """One stage of every image of a batch, in one launch.
 
-A stage of an image is at most one head, which may read several pixels or arbitrary positions of its input (one axis
-of a resize, a warp, sharpness), followed by any mix of maps and point operations. The images of a launch may have
-different heads, operations and sizes, and hold bytes or floats: each program looks up its job.
+A stage of an image has at most one head, which may read several pixels or arbitrary positions of its input (one axis of
+a resize, a warp, sharpness), followed by any mix of maps and point operations. The images of a launch may have
+different heads, operations and sizes, and may be bytes or floats: each program looks up its job.
 
-A program walks the operations twice. Backwards over the maps, to find which position of the head's output each of its
-pixels comes from, and where on that way it left the image; then forwards over the values, which are float32 in
-registers: bytes are exact in it.
+A program goes through the operations twice: backward over the maps, to find the position of the head's output for each
+of its pixels, or the map at which the position leaves the image; then forward over the values, which are float32 in
+registers, in which bytes are exact.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ def stage_kernel(
         output: [N, C, H, W] in any layout, written by the last stage of each image.
         jobs: int64 [jobs, JOB_COLUMNS].
         operations: int32 [rows, OPERATION_COLUMNS].
-        tables: int32 [entries], weights, index tables, values of bytes and given pixels.
+        tables: int32 [entries], with weights, index tables, values of bytes, and pixels of pastes.
         tiles: int32 [tiles, 3], job, first row and first column of each tile.
-        IS_HEAVY: with floats, the formulas of tensors, and what works in float64 or int64.
+        IS_HEAVY: whether floats, formulas of tensors, and operations in float64 or int64 are included.
     """
-    # This program makes the tile that row `program_id` of `tiles` names.
+    # This program makes the tile of row `program_id` of `tiles`.
     tile = tiles + tl.program_id(0).to(tl.int64) * TILE_COLUMNS
     job = jobs + tl.load(tile + TILE_JOB).to(tl.int64) * JOB_COLUMNS
     height = tl.load(job + HEIGHT).to(tl.int32)
@@ -94,7 +94,7 @@ def stage_kernel(
     y_left_at = tl.full((BLOCK_Y,), -1, tl.int32)
     x_left_at = tl.full((BLOCK_X,), -1, tl.int32)
     erased_at = tl.full((BLOCK_Y, BLOCK_X), -1, tl.int32)
-    # Of the pixels of a PASTE, of which a stage has one at most.
+    # The place in the pixels of a PASTE; a stage has at most one.
     pasted_y = tl.zeros((BLOCK_Y,), tl.int32)
     pasted_x = tl.zeros((BLOCK_X,), tl.int32)
     for step in range(tail_end - tail_begin):
@@ -166,7 +166,7 @@ def stage_kernel(
         elif code >= BRIGHTNESS:
             red, green, blue, top = apply_point(code, operation, tables, red, green, blue, top, IS_HEAVY)
 
-    # Looked up again, which `volatile` keeps the compiler from leaving out: kept, they would take registers all along.
+    # Loaded again, because values that are kept take registers; `volatile` keeps the compiler from reusing them.
     rows = tl.load(tile + TILE_ROW, volatile=True) + tl.arange(0, BLOCK_Y)
     columns = tl.load(tile + TILE_COLUMN, volatile=True) + tl.arange(0, BLOCK_X)
     height = tl.load(job + HEIGHT, volatile=True).to(tl.int32)
@@ -191,15 +191,15 @@ def stage_kernel(
 
 @triton.jit
 def store(target, step, red, green, blue, inside, color_inside):
-    """Writes three channels, or the first one of them."""
+    """Stores three channels, or only the first one."""
     element: tl.constexpr = target.dtype.scalar.element_ty
     tl.store(target, as_element(red, element), mask=inside)
     tl.store(target + step, as_element(green, element), mask=color_inside)
     tl.store(target + 2 * step, as_element(blue, element), mask=color_inside)
 
 
-# Warps of a program, and the most registers of a thread: so many that nothing is spilled. A light stage has six
-# programs an SM; float64 takes two registers a value, hence half as many pixels a thread of a heavy one.
+# Warps of a program, and the maximum of registers per thread, at which nothing is spilled. An SM runs six programs of
+# the light variant. In the heavy one a thread has half as many pixels, because a float64 takes two registers.
 LIGHT_WARPS, LIGHT_REGISTERS = 4, 80
 HEAVY_WARPS, HEAVY_REGISTERS = 8, 128
 _light = Launcher(stage_kernel, LIGHT_WARPS, LIGHT_REGISTERS)

@@ -1,7 +1,7 @@
-"""What an operation needs to know of a whole image: one program an image and channel measures it and makes a table.
+"""Statistics of whole images: one program per image and channel measures it, and makes the table of an operation.
 
-A launch of its own, between the stage that writes the image and the one that reads the table: no program waits for
-another one.
+They are a separate launch between the stage that writes the image and the one that reads the table, so that no program
+waits for another one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ..program import (
 
 @triton.jit
 def gray_of(image, step, at, inside, channels, formula, top):
-    """Gray values; those of an image of one channel are its own. 0 outside."""
+    """Loads gray values, those of a one-channel image unchanged; 0 outside the image."""
     red = tl.load(image + at, mask=inside, other=0).to(tl.float32)
     green = tl.load(image + step + at, mask=inside, other=0).to(tl.float32)
     blue = tl.load(image + 2 * step + at, mask=inside, other=0).to(tl.float32)
@@ -50,10 +50,10 @@ def gray_of(image, step, at, inside, channels, formula, top):
 
 @triton.jit
 def contrast_table(total, pixels, bins, operation, formula):
-    """Each value blended with the mean of the gray values."""
+    """Makes the table of contrast: each value, blended with the mean of the gray values."""
     value = bins.to(tl.float32)
     factor = load_float(operation, FACTOR)
-    # Rounded half up: `int(ImageStat.Stat(image).mean[0] + 0.5)`.
+    # Pillow rounds half up: `int(ImageStat.Stat(image).mean[0] + 0.5)`.
     mean = ((2 * total + pixels) // (2 * pixels)).to(tl.float32) + value * 0.0
     made = mean + factor * (value - mean)
     if formula != PILLOW:
@@ -66,7 +66,7 @@ def contrast_table(total, pixels, bins, operation, formula):
 
 @triton.jit
 def autocontrast_table(counts, bins, formula):
-    """Stretches the range of values that occur to [0, 255]; Pillow in float64, torch in float32."""
+    """Makes the table of autocontrast, which stretches values to [0, 255], in float64 as Pillow or float32 as torch."""
     low = tl.min(tl.where(counts > 0, bins, 255), axis=0)
     high = tl.max(tl.where(counts > 0, bins, 0), axis=0)
     spread = tl.maximum(high - low, 1)
@@ -78,7 +78,7 @@ def autocontrast_table(counts, bins, formula):
         above = (bins - low).to(tl.float32)
         wide = tl.zeros_like(above) + spread.to(tl.float32)
         if formula == TENSOR_V1:
-            # torch divides a number by a tensor as the reciprocal times the number.
+            # torch divides a number by a tensor as the number times the reciprocal.
             made = cut(above * (tl.div_rn(tl.zeros_like(wide) + 1.0, wide) * 255.0), 255.0)
         else:
             made = cut(tl.div_rn(above, wide * (1.0 / 255.0)), 255.0)
@@ -87,7 +87,7 @@ def autocontrast_table(counts, bins, formula):
 
 @triton.jit
 def equalize_table(counts, bins):
-    """The cumulative histogram, in steps of the mean count."""
+    """Makes the table of equalize from the cumulative histogram."""
     last = tl.max(tl.where(counts > 0, bins, 0), axis=0)
     step = (tl.sum(counts, axis=0) - tl.sum(tl.where(bins == last, counts, 0), axis=0)) // 255
     before = tl.cumsum(counts, axis=0) - counts
@@ -97,10 +97,10 @@ def equalize_table(counts, bins):
 
 @triton.jit
 def statistics_kernel(workspace, jobs, operations, tables, statistics, BLOCK: tl.constexpr):
-    """Makes the table of one operation for one channel, or what it blends with.
+    """Makes the table of one operation for one channel, or the mean that it blends with.
 
     Args:
-        workspace: uint8 [bytes], with the planes of the images that are measured.
+        workspace: uint8 [bytes], with the images to measure.
         jobs: int64 [jobs, JOB_COLUMNS].
         operations: int32 [rows, OPERATION_COLUMNS].
         tables: int32 [entries], written.
@@ -140,7 +140,7 @@ def statistics_kernel(workspace, jobs, operations, tables, statistics, BLOCK: tl
             for begin in range(0, pixels, BLOCK):
                 at = begin + tl.arange(0, BLOCK)
                 counts += tl.histogram(tl.load(plane + at, mask=at < pixels, other=0).to(tl.int32), 256)
-            # What lies beyond the image was counted as 0.
+            # Positions outside the image were counted as 0.
             counts -= tl.where(bins == 0, (pixels + BLOCK - 1) // BLOCK * BLOCK - pixels, 0)
             made = autocontrast_table(counts, bins, formula) if code == AUTOCONTRAST else equalize_table(counts, bins)
         tl.store(table + bins, made.to(tl.int32, bitcast=True))
@@ -158,5 +158,5 @@ def run_statistics(
     tables: torch.Tensor,
     statistics: torch.Tensor,
 ) -> None:
-    """Launches what the next stages need to know; the arguments are those of `statistics_kernel`."""
+    """Launches the statistics before a stage; the arguments are those of `statistics_kernel`."""
     _measure(statistics.shape[:1], (workspace, jobs, operations, tables, statistics), BLOCK=STATISTICS_BLOCK)

@@ -1,8 +1,8 @@
 """Heads that read arbitrary positions: affine and perspective transforms, and torch's `grid_sample`.
 
-Pillow's (`Geometry.c`) work in float64 without fused multiply-add, nearest-neighbor affine ones in 16.16 integers.
-torch's (`GridSamplerKernel.cpp`, zeros outside, `align_corners=False`) sample the grids that torchvision makes,
-products of matrices whose sums round after each step; the sampler fuses a multiply and an add into one rounding.
+Pillow's (`Geometry.c`) compute in float64 without fused multiply-add, and nearest-neighbor affine ones in 16.16 fixed
+point. torch's (`GridSamplerKernel.cpp`, zeros outside, `align_corners=False`) sample grids of torchvision, which are
+products of matrices with rounding after each step; the sampler uses fused multiply-add.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ..program import (
 
 @triton.jit
 def warp_fixed(view, head, x, y, IS_HEAVY: tl.constexpr):
-    """Nearest-neighbor affine transform in 16.16 integers. `x` int32 [1, X], `y` int32 [Y, 1]."""
+    """Computes a nearest-neighbor affine transform in 16.16 fixed point. `x` is int32 [1, X], `y` int32 [Y, 1]."""
     matrix = head + AFFINE_MATRIX
     column = (tl.load(matrix) * x + tl.load(matrix + 1) * y + tl.load(matrix + 2)) >> 16
     row = (tl.load(matrix + 3) * x + tl.load(matrix + 4) * y + tl.load(matrix + 5)) >> 16
@@ -47,7 +47,7 @@ def warp_fixed(view, head, x, y, IS_HEAVY: tl.constexpr):
 
 @triton.jit
 def or_fill(head, inside, red, green, blue):
-    """The fill outside the image."""
+    """Replaces values outside the image by the fill."""
     red = tl.where(inside, red, load_float(head, FILL))
     green = tl.where(inside, green, load_float(head, FILL + 1))
     blue = tl.where(inside, blue, load_float(head, FILL + 2))
@@ -56,7 +56,7 @@ def or_fill(head, inside, red, green, blue):
 
 @triton.jit
 def load_double(table, index):
-    """A float64 that lies in an int32 table as two entries, the lower half first."""
+    """Loads a float64 that an int32 table holds as two entries, the lower half first."""
     low = tl.load(table + 2 * index).to(tl.int64) & 0xFFFFFFFF
     high = tl.load(table + 2 * index + 1).to(tl.int64) << 32
     return (high | low).to(tl.float64, bitcast=True)
@@ -64,7 +64,7 @@ def load_double(table, index):
 
 @triton.jit
 def cubic(first, second, third, fourth, distance):
-    """Pillow's BICUBIC macro: Catmull-Rom through four values, float64."""
+    """Computes Pillow's BICUBIC macro: Catmull-Rom through four values, float64."""
     slope = third - first
     curve = 2.0 * (first - second) + third - fourth
     jerk = second - first - third + fourth
@@ -73,7 +73,7 @@ def cubic(first, second, third, fourth, distance):
 
 @triton.jit
 def row_value(view, column, row, width, dx, channel, FILTER_KIND):
-    """One row through the filter, float64: four taps, or two."""
+    """Filters one row with four taps or two, float64."""
     last = width - 1
     second = load_byte(view, clamp(column, 0, last), row, channel, True)
     third = load_byte(view, clamp(column + 1, 0, last), row, channel, True)
@@ -87,7 +87,7 @@ def row_value(view, column, row, width, dx, channel, FILTER_KIND):
 
 @triton.jit
 def filtered(view, column, row, width, height, dx, dy, channel, FILTER_KIND):
-    """One channel, int32. A row outside the image repeats the one before it."""
+    """Filters one channel, int32. A row outside the image repeats the one before it."""
     first = tl.zeros_like(dx)
     second = first
     third = first
@@ -95,8 +95,8 @@ def filtered(view, column, row, width, height, dx, dy, channel, FILTER_KIND):
     value = first
     is_cubic = FILTER_KIND == BICUBIC
     begin = tl.where(is_cubic, 0, 1)
-    # Rows -1 to 2, or 0 and 1: a loop, because four rows at once take twice the registers. Each is put in its place by
-    # its number, for Triton 3.9 miscompiles values that are handed on in a loop, as in `second, third = third, value`.
+    # Rows -1 to 2, or 0 and 1, in a loop, because four rows at once take twice the registers. Each row is selected by
+    # its number, because Triton 3.9 miscompiles values that rotate in a loop, as in `second, third = third, value`.
     for number in range(begin, tl.where(is_cubic, 4, 3)):
         at = row + number - 1
         before = value
@@ -114,7 +114,10 @@ def filtered(view, column, row, width, height, dx, dy, channel, FILTER_KIND):
 
 @triton.jit
 def warp_float(view, head, tables, x, y, red):
-    """Affine or perspective transform in float64. `x` int32 [1, X], `y` int32 [Y, 1]; `red` float32 [Y, X]: zero."""
+    """Computes an affine or perspective transform in float64.
+
+    `x` is int32 [1, X], `y` int32 [Y, 1], `red` float32 [Y, X] of zeros.
+    """
     width = tl.load(head + INPUT_WIDTH)
     height = tl.load(head + INPUT_HEIGHT)
     filter_kind = tl.load(head + SAMPLING)
@@ -138,7 +141,7 @@ def warp_float(view, head, tables, x, y, red):
         upper = tl.floor(v - 0.5)
         dx = u - 0.5 - left
         dy = v - 0.5 - upper
-        # A loop, because three channels in a row are much code.
+        # A loop, because three copies of this would be much code.
         for channel in range(3):
             value = filtered(view, left.to(tl.int32), upper.to(tl.int32), width, height, dx, dy, channel, filter_kind)
             whole_red = tl.where(channel == 0, value, whole_red)
@@ -151,13 +154,13 @@ def warp_float(view, head, tables, x, y, red):
 
 @triton.jit
 def grid_row(table, index: tl.constexpr, column, row):
-    """column * a + row * b + c with the three entries of the table from `index` on."""
+    """Computes column * a + row * b + c with the three entries of the table from `index` on."""
     return column * load_float(table, index) + row * load_float(table, index + 1) + load_float(table, index + 2)
 
 
 @triton.jit
 def grid_position(head, tables, x, y):
-    """Where each output pixel comes from, in [-1, 1]; float32 [Y, X] each. `x` int32 [1, X], `y` int32 [Y, 1]."""
+    """Computes the source of each output pixel in [-1, 1], float32 [Y, X]. `x` is int32 [1, X], `y` int32 [Y, 1]."""
     kind = tl.load(head + GRID_KIND)
     table = tables + tl.load(head + TABLE)
     if kind == DISPLACED:
@@ -179,14 +182,14 @@ def grid_position(head, tables, x, y):
 
 @triton.jit
 def source_position(position, size):
-    """Position in [-1, 1] -> in pixels; one that no filter reaches the image from becomes one far outside."""
+    """Converts a position in [-1, 1] to pixels; one out of reach of the filter becomes one far outside."""
     pixels = fused(position + 1.0, size.to(tl.float32) * 0.5, -0.5)
     return tl.where((pixels > -2.0) & (pixels < size.to(tl.float32) + 1.0), pixels, -8.0)
 
 
 @triton.jit
 def with_fill(value, mask, fill, is_nearest, rule):
-    """What torchvision makes of a sampled value where the mask says how much of it came from inside the image."""
+    """Blends a sampled value with the fill as torchvision does; the mask is the share from inside the image."""
     smooth = tl.where(rule == TENSOR_V2, (value - fill) * mask + fill, value * mask + (1.0 - mask) * fill)
     nearest = tl.where(mask < 0.5, fill, value)
     return tl.where(rule == NO_FILL, value, tl.where(is_nearest, nearest, smooth))
@@ -194,7 +197,7 @@ def with_fill(value, mask, fill, is_nearest, rule):
 
 @triton.jit
 def sample_grid(view, head, tables, x, y, red, top):
-    """Warp by a grid. `x` int32 [1, X], `y` int32 [Y, 1]; `red` float32 [Y, X]: zero."""
+    """Computes a warp by a grid. `x` is int32 [1, X], `y` int32 [Y, 1], `red` float32 [Y, X] of zeros."""
     width = tl.load(head + INPUT_WIDTH)
     height = tl.load(head + INPUT_HEIGHT)
     is_nearest = tl.load(head + SAMPLING) == 0
