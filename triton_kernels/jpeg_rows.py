@@ -1,7 +1,7 @@
 """The tables that describe a batch of JPEG files to the kernels: their columns and status bits, as plain integers.
 
-Blocks are stored in the order of the scan: block = FIRST_BLOCK of the image + UNITS * number of the MCU + unit in the MCU.
-The units of an MCU are its luma blocks row by row, then Cb, then Cr. The coefficients of a block are int16 [64] in
+Blocks are stored in the order of the scan: block = FIRST_BLOCK of the image + UNITS * number of the MCU + unit in the
+MCU. The units of an MCU are its luma blocks row by row, then Cb, then Cr. The coefficients of a block are int16 [64] in
 zigzag order.
 
 A lane of a segment decodes the symbols that start within its `lane_bits` bits.
