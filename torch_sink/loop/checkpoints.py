@@ -52,52 +52,39 @@ def write_checkpoint(
     Returns:
         Path of the checkpoint.
     """
-    final = directory / f"{prefix}-{step:08d}"
+    final, many, is_first = directory / f"{prefix}-{step:08d}", ranks.size > 1, ranks.rank == 0
     temporary = directory / f".{final.name}.tmp"
     try:
-        _write(temporary, final, prefix, state, ranks, write_shards, {**(about or {}), "step": step})
+        if is_first:
+            directory.mkdir(parents=True, exist_ok=True)
+            for path in directory.iterdir():
+                if re.fullmatch(rf"\.{re.escape(prefix)}-\d+\.tmp", path.name):  # left by a process that was killed
+                    shutil.rmtree(path, ignore_errors=True)
+            temporary.mkdir()
+        own = {name: state[name] for name in PER_RANK if name in state} if many else {}
+        if many:
+            ranks.wait()
+            _write_tensors(temporary / RANK_FILE.format(ranks.rank), own)
+        if write_shards is not None:
+            write_shards(str(temporary / SHARDS_FOLDER))
+        if is_first:
+            _write_tensors(temporary / STATE_FILE, {name: value for name, value in state.items() if name not in own})
+        if many:
+            ranks.wait()
+        if is_first:
+            # A network file system may show old sizes of other ranks' files.
+            mine = {temporary / STATE_FILE, temporary / RANK_FILE.format(0)}
+            files = [path for path in sorted(temporary.rglob("*")) if path.is_file()]
+            sizes = {str(path.relative_to(temporary)): path.stat().st_size if path in mine else None for path in files}
+            versions = {"format": FORMAT, "ranks": ranks.size, "torch": torch.__version__}
+            _complete(temporary, final, {**(about or {}), "step": step, **versions, "files": sizes})
+        if many:
+            ranks.wait()
     except BaseException:
-        if ranks.rank == 0:
+        if is_first:
             shutil.rmtree(temporary, ignore_errors=True)  # frees a full disk
         raise
     return final
-
-
-def _write(
-    temporary: Path,
-    final: Path,
-    prefix: str,
-    state: dict[str, Any],
-    ranks: Ranks,
-    write_shards: Callable[[str], None] | None,
-    about: dict[str, Any],
-) -> None:
-    directory, many = final.parent, ranks.size > 1
-    if ranks.rank == 0:
-        directory.mkdir(parents=True, exist_ok=True)
-        for path in directory.iterdir():
-            if re.fullmatch(rf"\.{re.escape(prefix)}-\d+\.tmp", path.name):  # left by a process that was killed
-                shutil.rmtree(path, ignore_errors=True)
-        temporary.mkdir()
-    own = {name: state[name] for name in PER_RANK if name in state} if many else {}
-    if many:
-        ranks.wait()
-        _write_tensors(temporary / RANK_FILE.format(ranks.rank), own)
-    if write_shards is not None:
-        write_shards(str(temporary / SHARDS_FOLDER))
-    if ranks.rank == 0:
-        _write_tensors(temporary / STATE_FILE, {name: value for name, value in state.items() if name not in own})
-    if many:
-        ranks.wait()
-    if ranks.rank == 0:
-        # A network file system may show old sizes of other ranks' files.
-        mine = {temporary / STATE_FILE, temporary / RANK_FILE.format(0)}
-        files = [path for path in sorted(temporary.rglob("*")) if path.is_file()]
-        sizes = {str(path.relative_to(temporary)): path.stat().st_size if path in mine else None for path in files}
-        about = {**about, "format": FORMAT, "ranks": ranks.size, "torch": torch.__version__}
-        _complete(temporary, final, {**about, "files": sizes})
-    if many:
-        ranks.wait()
 
 
 def _write_tensors(path: Path, state: dict[str, Any]) -> None:
