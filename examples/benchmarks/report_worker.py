@@ -62,9 +62,7 @@ def support_section(report: Report) -> str:
     for (way, side), (size, results) in itertools.product(WAYS.items(), report["support_cost"].items()):
         ordered = worst(results, side, len(results))
         above = sum(result[side]["p50"] > AT_MOST for _, result in ordered)
-        lines = [
-            [name, f"{result['stock_us']['p50']:.0f}", of_rounds(result[side], 2)] for name, result in ordered[:10]
-        ]
+        lines = [[name, f"{result['stock_us']:.0f}", of_rounds(result[side], 2)] for name, result in ordered[:10]]
         parts += [f"{size}, {way}: {len(ordered)} pipelines, {above} of them above {AT_MOST}."]
         parts += [table(["pipeline", "stock, us", "divided by stock's"], lines)]
     return "\n\n".join(parts)

@@ -135,11 +135,11 @@ def measure(name: str, case: Case, openers: Sequence[Open], rounds: int) -> dict
         sys.exit(f"{name}: the batch differs from stock torchvision's")
     sides = [side for side in SIDES if side != "torch_sink" or can_record(case, openers)]
     times = in_turns({side: functools.partial(seconds, case, openers, side) for side in sides}, rounds)
-    found: dict[str, Any] = {"stock_us": percentiles([1e6 * value / len(openers) for value in times["stock"]])}
+    found: dict[str, Any] = {"stock_us": round(1e6 * percentiles(times["stock"])["p50"] / len(openers), 1)}
     for side, values in times.items():
         if side != "stock":
             ratios = percentiles([value / stock for value, stock in zip(values, times["stock"], strict=True)])
-            found[side] = {key: round(ratio, 3) for key, ratio in ratios.items()}
+            found[side] = {key: round(ratios[key], 3) for key in ("least", "p50", "most")}
     return found
 
 

@@ -27,6 +27,7 @@ from image.random_pipelines import Scenario, compare_scenario, same_value
 from torch_sink.image.core.ops import TensorArgument
 from torch_sink.image.handles.image import LazyImage
 from torch_sink.image.handles.tensor import HANDLES
+from torch_sink.image.steps.draft import Draft
 from torch_sink.image.steps.registry import STEPS
 
 _MODES = (v1.InterpolationMode.NEAREST, v1.InterpolationMode.BILINEAR, v1.InterpolationMode.BICUBIC)
@@ -477,6 +478,28 @@ def test_what_reads_every_image_gets_ordinary_ones(first: Any) -> None:
         pytest.raises(torch_sink.UnsupportedOperation, match="_Reads"),
     ):
         container(photo())
+
+
+@pytest.mark.parametrize("first", [[], [v1.PILToTensor()], [v2.ToImage()]])
+def test_what_always_falls_back_is_stocks_from_the_beginning(first: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal values, draws and counts; what is recorded inside of it once is tried again."""
+    elastic = v1.ElasticTransform(9.0, interpolation=v1.InterpolationMode.BICUBIC)
+    container = v1.Compose([*first, elastic, v1.RandomHorizontalFlip()])
+    executed: list[int] = []
+    values = Draft.values
+    monkeypatch.setattr(Draft, "values", lambda draft: executed.append(1) or values(draft))
+    expected = [seeded(seed, lambda seed=seed: container(photo(seed))) for seed in range(80)]
+    with torch_sink.image_backend("device", device="cpu"):
+        actual = [seeded(seed, lambda seed=seed: container(photo(seed))) for seed in range(80)]
+        (count,) = torch_sink.fallback_report().counts.values()
+        assert (count, len(executed)) == (80, 63)
+        for (made, state), (stock, stock_state) in zip(actual, expected, strict=True):
+            assert state == stock_state
+            same_value(made, stock)
+        elastic.interpolation = v1.InterpolationMode.BILINEAR
+        for seed in range(130):
+            made = container(photo(seed))
+        assert made.is_recording
 
 
 def test_an_image_that_nothing_changes_is_the_image_itself() -> None:

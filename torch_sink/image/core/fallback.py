@@ -84,7 +84,7 @@ class _Ledger:
         self.counts: Counter[Row] = Counter()
         self.has_recorded = False
         self.kept = 0
-        self.latest: Row = ()
+        self.latest: list[Row] = []  # the last two rows that were counted
         self.strict = False
         self.folder = ""
         self._owner = 0  # the process that made the folder, and reports
@@ -137,7 +137,7 @@ class _Ledger:
 
     def add(self, operation: str, reason: str) -> None:
         with self._lock:
-            self.latest = operation, reason
+            self.latest = [*self.latest[-1:], (operation, reason)]
             self.counts[operation, reason] += 1
             self._leave((operation, reason))
 

@@ -13,7 +13,7 @@ from torch import nn
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
-from torch_sink.image.core.fallback import ledger
+from torch_sink.image.core.fallback import executing, ledger
 from torch_sink.image.steps.draft import Draft, draft_of, finished
 from torch_sink.image.steps.draws import as_drawn, chance, is_probability
 from torch_sink.image.steps.registry import run_of, step
@@ -35,26 +35,29 @@ def run_all(transforms: Iterable[Any], image: Any) -> Any:
     return image
 
 
-# How often in a row a transform has read the image that it was given, and what the report says of it then.
-_readers: WeakKeyDictionary[Any, tuple[int, tuple[str, ...]]] = WeakKeyDictionary()
-# So often in a row, and it gets ordinary images: a handle only costs time. Once in a while it gets one all the same.
-_READS, _ASKED_AGAIN = 16, 64
+# How often in a row what a transform made of an image was stock code's, and what the report says of it then.
+_fallbacks: WeakKeyDictionary[Any, tuple[int, tuple[str, ...]]] = WeakKeyDictionary()
+# So often in a row, and it is stock code's from the beginning: recording only costs time. Once in a while it is tried.
+_IN_A_ROW, _TRIED_AGAIN = 16, 64
 
 
 def _called(transform: Any, draft: Draft) -> Any:
     """What a transform that is no step makes of an image."""
-    if not draft.ops or type(draft.origin) is not Image.Image or ledger.strict:
+    if type(draft.origin) is not Image.Image or ledger.strict or not _is_key(transform):
         return transform(draft.handle())
-    times, latest = _readers.get(transform, (0, ())) if _is_key(transform) else (-1, ())
-    if times >= _READS and times % _ASKED_AGAIN:
-        _readers[transform] = times + 1, latest
-        ledger.add(*latest)
-        return transform(draft.values())
-    handle, ledger.latest = draft.handle(), ()
-    made = transform(handle)
-    if times >= 0:
-        has_read = ledger.latest and not getattr(handle, "is_recording", False)
-        _readers[transform] = (times + 1, ledger.latest) if has_read else (0, ())
+    times, row = _fallbacks.get(transform, (0, ()))
+    if times >= _IN_A_ROW and times % _TRIED_AGAIN:
+        _fallbacks[transform] = times + 1, row
+        ledger.add(*row)
+        with executing():
+            return transform(draft.values())
+    ledger.latest = []
+    made = transform(draft.handle())
+    is_stocks = isinstance(made, (Image.Image, torch.Tensor)) and not getattr(made, "is_recording", False)
+    if is_stocks and len(ledger.latest) == 1:
+        _fallbacks[transform] = times + 1, ledger.latest[0]
+    elif times:
+        del _fallbacks[transform]
     return made
 
 
