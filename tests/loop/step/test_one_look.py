@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from loop.reference import assert_equal_training, make_batches, make_model
 from torch_sink.loop import JitConfig, LambdaCallback, StepLoop
+from torch_sink.loop.engines import build, jit
 from torch_sink.sink import SinkLoader
 
 STEPS = 12
@@ -27,7 +28,7 @@ class Counted(dict):
         return super().values()
 
 
-def make_loop(mode: str, device: str, steps_per_sync: int = STEPS) -> StepLoop:
+def make_loop(mode: str, device: str, steps_per_sync: int = STEPS, jit_level: str = "O0") -> StepLoop:
     model = make_model(dropout=0.0).to(device)
     return StepLoop(
         model,
@@ -36,7 +37,7 @@ def make_loop(mode: str, device: str, steps_per_sync: int = STEPS) -> StepLoop:
         forward=lambda model, batch: functional.cross_entropy(model(batch["inputs"]), batch["labels"]),
         mode=mode,
         steps_per_sync=steps_per_sync,
-        jit_config=JitConfig(jit_level="O0", exc_mode="sink"),
+        jit_config=JitConfig(jit_level=jit_level, exc_mode="sink"),
     )
 
 
@@ -61,6 +62,18 @@ def test_a_batch_that_stays_on_the_host_is_looked_through_once() -> None:
         Counted.looks = 0
         make_loop("eager", "cpu").run(loader)
     assert Counted.looks == STEPS
+
+
+def test_a_compiled_step_looks_through_no_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks for the shapes of every batch."""
+    monkeypatch.setattr(jit, "compile_function", lambda function, config: function)
+    monkeypatch.setattr(build, "compiler_problem", lambda: None)
+    loop = make_loop("compile", "cpu", jit_level="O1")
+    with SinkLoader(counted_batches(), device="cpu") as loader:
+        Counted.looks = 0
+        loop.run(loader)
+    assert Counted.looks == STEPS
+    assert "mode: compile" in loop.explain()
 
 
 class Doubled(SinkLoader):

@@ -49,11 +49,12 @@ def build_engine(state: TrainState, settings: Settings, capacity: int) -> Engine
     """Build the engine for sinks of up to `capacity` steps, in the requested mode or the next lower one that works."""
     model = state.model
     mode, lower_mode = resolve_modes(model, settings, lambda: _capture_obstacle(state))
-    loss_function: Any = state.forward_pass().loss
+    forward = state.forward_pass()
+    loss_function: Any = lambda batch, leaves: forward.loss(batch)
     if lower_mode == "compile":
         if settings.jit_config.fast_random:
             settings.reasons.note("fast_random: compiled dropout draws other random numbers than eager code")
-        loss_function = CompiledLoss(loss_function, model, settings.jit_config, settings.reasons)
+        loss_function = CompiledLoss(forward.loss, model, settings.jit_config, settings.reasons)
     update = OptimizerUpdate(
         model,
         state.optimizer,

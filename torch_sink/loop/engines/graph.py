@@ -184,7 +184,7 @@ class GraphEngine(Engine):
         with self._rates.bound():
             if last:
                 self._rates.load_row()
-            self.training_step.run(batch, first=first, last=last)
+            self.training_step.run(batch, None, first=first, last=last)
 
     def _replay_for(self, batch: Any, leaves: list[Any], last: bool) -> Replay | None:
         """The replay of a step; None if the step has to run uncaptured, this time or from now on."""

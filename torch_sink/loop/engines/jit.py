@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch._ops import HigherOrderOperator, OpOverload
 
 from torch_sink.loop.core.arguments import check_bool
-from torch_sink.loop.core.batches import UsualShape, batch_shapes, batch_tensors
+from torch_sink.loop.core.batches import UsualShape, batch_shapes, batch_tensors, tensors_among
 from torch_sink.loop.core.history import Reasons, first_line
 
 _LEVELS, _EXC_MODES = ("O0", "O1", "O2"), ("auto", "sink", "no_sink")
@@ -175,12 +175,15 @@ class CompiledLoss:
         self._shape = UsualShape()
         self._called = self._failed = False
 
-    def __call__(self, batch: Any) -> Any:
+    def __call__(self, batch: Any, leaves: list[Any] | None = None) -> Any:
+        """The loss of a batch; `leaves` are those of the batch, where they are known."""
         if self._failed:
             return self._eager(batch)
-        if not self._config.dynamic and not self._shape.accepts(batch_shapes(batch_tensors(batch))):
-            self._reasons.count("batches of another shape than the usual one ran uncompiled")
-            return self._eager(batch)
+        if not self._config.dynamic:
+            tensors = batch_tensors(batch) if leaves is None else tensors_among(leaves)
+            if not self._shape.accepts(batch_shapes(tensors)):
+                self._reasons.count("batches of another shape than the usual one ran uncompiled")
+                return self._eager(batch)
         return self._compiled(batch) if self._called else self._first(batch)
 
     def _first(self, batch: Any) -> Any:

@@ -45,7 +45,7 @@ class TrainingStep:
 
     def __init__(
         self,
-        loss_function: Callable[[Any], tuple[Any, dict[str, Tensor]]],
+        loss_function: Callable[[Any, list[Any] | None], tuple[Any, dict[str, Tensor]]],
         update: OptimizerUpdate,
         log: StepLog,
         *,
@@ -59,12 +59,15 @@ class TrainingStep:
         self._gradient_sync, self._backward_context = gradient_sync, backward_context
         self._started = False
 
-    def run(self, batch: Any, *, first: bool, last: bool) -> None:
-        """Train on one batch, the `first` or `last` one of an accumulation or neither; the last one has the update."""
+    def run(self, batch: Any, leaves: list[Any] | None, *, first: bool, last: bool) -> None:
+        """Train on one batch, the `first` or `last` one of an accumulation or neither; the last one has the update.
+
+        `leaves` are those of the batch, where they are known.
+        """
         if first and not (self.static_gradients and self._started):
             self.update.zero_gradients()
         self._started = True
-        self._accumulate(batch, self.log, reduce=last)
+        self._accumulate(batch, leaves, self.log, reduce=last)
         if last:
             self.update.apply()
             if self.static_gradients:
@@ -81,7 +84,7 @@ class TrainingStep:
         for parameter in parameters:
             parameter.grad = None
         try:
-            self._accumulate(batch, None, reduce=True)
+            self._accumulate(batch, None, None, reduce=True)
         finally:
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient
@@ -89,9 +92,9 @@ class TrainingStep:
                 for buffer, value in buffers:
                     buffer.copy_(value)
 
-    def _accumulate(self, batch: Any, log: StepLog | None, *, reduce: bool) -> None:
+    def _accumulate(self, batch: Any, leaves: list[Any] | None, log: StepLog | None, *, reduce: bool) -> None:
         with self._gradient_sync(reduce):
-            loss, metrics = self.loss_function(batch)
+            loss, metrics = self.loss_function(batch, leaves)
             check_loss(loss)
             if log is not None:
                 log.write_step(loss, metrics)
@@ -141,7 +144,7 @@ class Engine:
     def step(self, batch: Any, leaves: list[Any], *, first: bool, last: bool) -> None:
         """Launch one step; see `TrainingStep.run`. `leaves` are those of the batch."""
         self.schedule.before_step()
-        self.training_step.run(batch, first=first, last=last)
+        self.training_step.run(batch, leaves, first=first, last=last)
         if last:
             self.schedule.after_update()
 
