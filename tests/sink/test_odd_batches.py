@@ -102,7 +102,7 @@ class ReusedMemory(Simulation):
     def produce(self) -> None:
         slot, number = self.free.popleft(), self.produced
         self.ops.compute_stream.issue(lambda: self.memory.fill_(number))
-        batch = self.ring.fill(slot, self.memory)[0].batch()
+        batch, *_ = self.ring.fill(slot, self.memory)
         self.ready.append((slot, batch))
         self.produced += 1
 

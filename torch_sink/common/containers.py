@@ -134,7 +134,7 @@ def _rebuilt(batch: Any, values: list[Any]) -> Any:
     return clone
 
 
-def tensor_bytes(leaves: list[Any]) -> int:
+def tensor_bytes(leaves: Sequence[Any]) -> int:
     """Bytes of the tensors among `leaves`, without executing lazy batches."""
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     # A nested tensor has no shape, and numel() would execute a lazy batch.

@@ -12,15 +12,15 @@ from typing import Any
 from torch_sink.common import after_fork_in_child
 
 _lives: weakref.WeakSet[Life] = weakref.WeakSet()
-_left: list[Callable[[], object]] = []  # what no thread could be started for, because the interpreter ends
+_left: list[Callable[[], object]] = []  # close at exit: no thread can be started for them any more
 
 
 class Life:
-    """Whether a SinkLoader can still be used, and what ends it.
+    """The life of a SinkLoader: whether it can still be used, and what closes it.
 
-    `close` does what is left to do, once: it is called by the user, when the loader is garbage, or at the
-    interpreter's exit. Each fetch looks at `ended`, which says why there are no more; it is set from outside, after a
-    fork too, instead of asking the system for the process every time.
+    `close` acts once, whoever comes first: the user, garbage collection, or the interpreter's exit. Each fetch looks at
+    `ended`, the message for a loader that is closed or belongs to the parent of a forked process; to ask the system
+    for the process each time would cost more.
     """
 
     def __init__(self, loader: Any, producer: Any, source: Any, slots: Any) -> None:
@@ -73,7 +73,7 @@ def _close_all() -> None:
 
 
 def _call_all(closing: Iterable[Callable[[], object]]) -> None:
-    """In order, the later ones also when an earlier one raises, as the cleanup of a user's generator may."""
+    """Calls all in order, even if one raises, as the cleanup of a user's generator may."""
     with contextlib.ExitStack() as stack:
         for close in reversed(list(closing)):
             stack.callback(close)

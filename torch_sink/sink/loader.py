@@ -149,7 +149,7 @@ class SinkLoader:
         return None if held is None else self._slots.static_index(held.slot)
 
     def static_batches(self, batch: Any) -> dict[int, Any]:
-        """By slot, where batches like `batch`, delivered last, will lie, with any values; empty if it is in none."""
+        """For each slot, the batch delivered last as it would lie there, with any values; {} if it lies in none."""
         return {} if self.slot_index is None else self._slots.static_batches(batch)
 
     def __len__(self) -> int:
@@ -235,9 +235,9 @@ class SinkLoader:
 
     @host_sync_allowed()
     def give_back(self) -> None:
-        """Takes the batch back that was delivered last and not used: it comes again, and is not counted before.
+        """Takes the batch back that was delivered last and not used: it comes again, and only then counts.
 
-        One made in the calling thread has drawn: what resumes from a state taken then makes it anew, with other draws.
+        If it was made in the calling thread, a run that resumes from a state taken now makes it with other draws.
         """
         self._traversal.give_back()
 
@@ -287,7 +287,7 @@ class SinkLoader:
 
     @host_sync_allowed()
     def wait_for_loader(self) -> bool:
-        """Ends thread and workers and lets go of the loader, but keeps slots and slabs; whether it can start over."""
+        """Stops thread and workers and drops the loader, but keeps slots and slabs. Whether it can `start_over`."""
         if self._life.ended is not None or not self._resuming.can_start_over:
             return False
         self._traversal.start_over()
@@ -297,7 +297,7 @@ class SinkLoader:
         return True
 
     def start_over(self) -> bool:
-        """After `wait_for_loader`: it is as when it was made, unless its loader is gone or was changed meanwhile."""
+        """Makes it as new after `wait_for_loader`. Whether that worked: the loader may be gone or changed by now."""
         self._opener.loader = self._waiting_for()
         return self._life.ended is None and self._opener.is_as_it_was()
 

@@ -40,14 +40,14 @@ class Opener:
     """
 
     guard: WorkerGuard | None = None  # of the workers of the latest iterator that was made here
-    has_workers = False  # worker processes that are watched make the batches, so a thread may ask for them ahead
+    has_workers = False  # guarded worker processes make the batches, so a thread may ask for them ahead
     keeps_workers = False  # workers, and their generators, go on to the next pass
     pins_batches = False  # batches come in page-locked memory that nobody writes to again
 
     def __init__(self, loader: Any, policy: str | None = None, *, is_function: bool = False) -> None:
         self.loader = loader  # None while nobody uses it
         self.policy = policy  # on broken files; None leaves it to the image backend
-        self.policy_of_iterators = policy  # the same for iterators that the loader makes itself
+        self.policy_of_iterators = policy  # while the loader's own iterators run; None for those made here
         self.runs_in_thread = self._is_function = is_function  # a thread reads the batches
         self.generators = find_generators(loader) if isinstance(loader, DataLoader) else []  # its samplers' too
 
@@ -62,25 +62,24 @@ class Opener:
         return self.guard is not None and self.guard.is_broken
 
     def make_slabs(self, batches: int) -> Slabs | None:
-        """Before the first pass: memory that workers write to, for `batches` beside those that they make ahead.
+        """Memory that workers write to, for `batches` in use beside those made ahead; None if they write elsewhere.
 
-        Returns:
-            What may be page-locked, because nobody but the ring copies from it.
+        To be called before the first pass. It may be page-locked, for only the ring copies from it.
         """
         return None
 
     def renew(self) -> None:
-        """Makes the next pass go by an attribute of the loader that was set."""
+        """Takes over attributes of the loader that were set since, for the next pass."""
 
     def is_as_it_was(self) -> bool:
         """Whether the loader is there and has the attributes that it had when the opener was made."""
         return self.loader is not None
 
     def end_pass(self, batches: Iterator[Any]) -> None:
-        """Stops the workers of a pass that do not go on to the next one, or cannot."""
+        """Stops the workers of a pass that is over, unless they serve the next one too."""
 
     def forget_workers(self) -> None:
-        """Stops workers that the loader keeps, or that are left of a lost pass: the next pass starts new ones."""
+        """Stops all workers, persistent ones too: the next pass starts new ones."""
 
     def close(self) -> None:
         """Stops the workers of iterators that a DataLoader, or one inside of the loader, keeps for its next pass."""
@@ -164,7 +163,6 @@ class DataLoaderOpener(Opener):
         return slabs
 
     def make_slabs(self, batches: int) -> Slabs | None:
-        """Slabs for what each worker makes ahead, and for its part of the batches that are in use."""
         workers, ahead = self.loader.num_workers, self.loader.prefetch_factor or 1
         with contextlib.suppress(OSError):
             self.slabs = Slabs(workers, ahead + -(-batches // workers)) if workers else None
@@ -179,7 +177,6 @@ class DataLoaderOpener(Opener):
         return now.keys() == self._found.keys() and all(now[name] is self._found[name] for name in now)
 
     def end_pass(self, batches: Iterator[Any]) -> None:
-        """Stops the workers that the loader does not keep for its next pass; all of them after a death."""
         guard = self.guard
         if guard is None or guard.iterator is not batches:
             return  # those of the next pass run already

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,14 +29,14 @@ _DRAWS_KEPT = 64
 class Item:
     """One thing that a pass gives, in order: a batch, its end, or an exception.
 
-    What it says about the loader, at the moment after it was made, is applied when it is consumed.
+    Snapshots and states are those right after it was made; they become part of the position when it is consumed.
     """
 
     start: PassStart
     batch: Any = None
-    leaves: list[Any] = field(default_factory=list)  # of the batch, once it is in a slot
+    leaves: Sequence[Any] = ()  # of the batch, once it is in a slot
     slot: int = -1
-    worker_states: dict[int, RandomState] | None = None  # of those that made it and what was left out before it
+    worker_states: dict[int, RandomState] | None = None  # snapshots of those that made it and the batches left out
     loader_state: Any = None  # `state_dict()` of a loader that keeps its own
     loss: DecodeReport | None = None  # samples with broken files, of this batch and of those left out before it
     left_out: int = 0  # batches without samples that were left out before it
@@ -46,7 +46,7 @@ class Item:
 
 
 class IndexLists:
-    """The lists of indices that one traversal of a sampler gave so far.
+    """The lists of indices that a sampler gave so far in one pass.
 
     A DataLoader asks for index lists ahead, and the queue lets it run ahead further. So an exception of the sampler is
     kept until the batches before it have come, and a pass that is left in the middle takes back what a plain DataLoader
@@ -134,14 +134,14 @@ class ResumableSampler:
 
 
 class Pass:
-    """One traversal of a loader. The opener does not know its passes, or a cycle would keep their workers.
+    """One traversal of a loader. Its opener holds no reference to it, or the cycle would keep the workers.
 
     Args:
         opener: what began the pass.
         start: how to begin it once more.
         batches: the loader's iterator.
-        drop: results to drop before the first batch: placeholders, or batches that were consumed already.
-        lists: of indices, as the sampler gives them; None when that cannot be seen.
+        drop: results to drop first: placeholders of `ResumableSampler`, or batches that were consumed already.
+        lists: the index lists of its sampler; None for a loader without them.
         loader_state: gives the state of a loader that keeps its own, as it is after the latest batch.
     """
 

@@ -14,18 +14,20 @@ COUNTS = ("epoch", "batch_in_epoch", "batches", "pass_number", "batch_in_pass")
 
 @dataclass(frozen=True)
 class PassStart:
-    """Everything needed to begin a pass once more."""
+    """What a pass needs to begin once more with the same draws."""
 
     number: int
     generators: list[bytes] = field(default_factory=list)  # of the loader and its samplers, before the pass
-    # The same when the workers of this pass were started (persistent workers: an earlier pass).
+    # Their states when the workers of this pass were started; persistent workers were started for an earlier pass.
     worker_generators: list[bytes] = field(default_factory=list)
-    random_state: RandomState = b""  # of the global generators before the pass; empty where they do not matter
-    kept_workers: bool = False  # the workers of the pass before went on, so that no seed was drawn for new ones
+    random_state: RandomState = (
+        b""  # of the global generators before the pass; empty where batches draw nothing from them
+    )
+    kept_workers: bool = False  # those of the last pass went on, so no seed was drawn for new ones
 
 
 class ResumePoint(NamedTuple):
-    """Where to enter a pass."""
+    """The place in a pass where a resumed run goes on."""
 
     start: PassStart
     skip: int  # batches of it that were consumed already
@@ -44,14 +46,14 @@ class Position:
     pass_number: int = 0  # the source's pass that the next batch comes from
     batch_in_pass: int = 0  # batches consumed of it
     start: PassStart | None = None  # how that pass began; None before it did
-    # After the last consumed batch of each; the dictionary itself does not change.
+    # Snapshot of each worker after its last consumed batch. Replaced, never changed, for old items refer to it.
     worker_states: dict[int, RandomState] = field(default_factory=dict)
     loader_state: Any = None  # of a loader that keeps its own, after the last consumed batch
-    resume: ResumePoint | None = None  # where the pass is to be entered, once it is begun: after a state was loaded
+    resume: ResumePoint | None = None  # of a state that was loaded, until the pass is begun there
     loaded_state: dict[str, Any] = field(default_factory=dict)  # the state that `resume` comes from
 
     def next_pass(self, keeps_workers: bool) -> None:
-        """The pass is over; workers that are started anew for the next one have no state to remember."""
+        """Moves to the beginning of the next pass; snapshots of workers are kept where the workers are."""
         self.pass_number += 1
         self.batch_in_pass = 0
         self.start = None
@@ -59,7 +61,7 @@ class Position:
             self.worker_states = {}
 
     def next_epoch(self) -> None:
-        """The epoch is over."""
+        """Moves to the beginning of the next epoch."""
         self.epoch += 1
         self.batch_in_epoch = 0
 

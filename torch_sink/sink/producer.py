@@ -26,8 +26,8 @@ JOIN_SECONDS = 1.5
 def fill(slots: Slots, slot: int, item: Item) -> None:
     """Puts the batch of `item` into a slot; what goes wrong becomes an error in its place."""
     try:
-        filled, loss = slots.fill(slot, item.batch)
-        item.batch, item.leaves, item.slot = filled.batch(), filled.leaves, slot
+        item.batch, item.leaves, loss = slots.fill(slot, item.batch)
+        item.slot = slot
         if loss is not None:
             item.loss = loss if item.loss is None else item.loss + loss
     except BaseException as error:
@@ -40,19 +40,19 @@ class Producer:
     def __init__(self, slots: Slots) -> None:
         self.slots = slots
         self.stats = StatsRecorder()
-        self.current: Pass | None = None  # whose batches come next; None when its end was seen
-        self.held: Item | None = None  # the batch that the consumer uses
+        self.current: Pass | None = None  # the pass that is read; None behind its end
+        self.held: Item | None = None  # the item whose batch the consumer uses
         self.ready: deque[Item] = deque()  # what waits for the consumer; copy() is one C call, beside the thread's
         self.thread: threading.Thread | None = None  # that makes the batches
-        self.gate: Any = contextlib.nullcontext()  # who holds it has nothing pinned, allocated or queried for a batch
+        self.gate: Any = contextlib.nullcontext()  # while it is held, nothing is pinned, allocated or queried
         self.left_at = time.monotonic()
         self._latest_slot = -1
 
     def park(self) -> None:
-        """Before workers are started: nothing may run beside the calling thread, which would be forked with it."""
+        """Ends the thread of the last pass before workers are started: a fork beside a running thread is unsafe."""
 
     def submit(self, current: Pass) -> None:
-        """Gives the pass whose batches come next."""
+        """Begins to read a pass."""
         self.current = current
 
     def take(self, timeout_seconds: float) -> Item:
@@ -89,17 +89,17 @@ class Producer:
         return item, -1
 
     def release(self) -> None:
-        """The batch taken last is not used any more: its slot may be filled again."""
+        """Gives back the slot of the batch that was taken last, which is not used any more."""
         if self.held is not None:
             self.slots.free(self.held.slot)
             self.held = None
 
     def drop(self) -> None:
-        """Leaves the source and forgets what is ready."""
+        """Leaves the pass and forgets the batches that are ready."""
         self.current = None
 
     def start_over(self) -> None:
-        """After `drop`: counts and slots begin anew."""
+        """Begins statistics and slots anew, after `drop`."""
         self.stats, self._latest_slot = StatsRecorder(), -1
 
     def bytes_held(self) -> int:
@@ -148,7 +148,6 @@ class ThreadProducer(Producer):
         self.making = None
 
     def submit(self, current: Pass) -> None:
-        """To a thread that lives until the pass ends, or until its first error."""
         self.park()
         self.current = current
         self.thread = threading.Thread(target=self._run, args=(current,), name="torch_sink-producer", daemon=True)

@@ -23,15 +23,15 @@ from torch_sink.sink.position import PassStart, Position, ResumePoint
 
 
 class Resuming:
-    """Begins the passes of an opener, and enters one behind the batches of it that were consumed."""
+    """Begins passes with an opener, at the first batch or, to resume, behind the batches that were consumed."""
 
-    can_reenter = True  # a pass that an exception cut off in the middle is entered once more
-    can_start_over = True  # pass 0 can come a second time, as if the loader were wrapped anew
+    can_reenter = True  # after Ctrl-C in the middle of a fetch, the pass is begun again behind its latest batch
+    can_start_over = True  # pass 0 can come a second time, as if the loader had just been wrapped
 
     def __init__(self, opener: Opener) -> None:
         self.opener = opener
-        self.generators = opener.generators  # whose states say how a pass begins
-        # The next pass may be begun before the consumer has seen the end of this one.
+        self.generators = opener.generators  # their states are part of what a `PassStart` holds
+        # Whether the next pass may begin before the consumer has seen the end of this one: it draws nothing global.
         self.crosses_passes = opener.has_workers and is_seeded(opener.loader)
 
     def next_start(self, number: int) -> PassStart:
@@ -69,11 +69,11 @@ class Resuming:
             set_global_random_state(start.random_state)
 
     def rewind(self, start: PassStart) -> None:
-        """Takes back what a pass drew that was begun ahead and of which nothing was consumed."""
+        """Takes back the draws of a pass that was begun ahead and of which no batch was consumed."""
         set_generator_states(self.generators, start.generators)
 
     def leave(self, left: Pass, consumed: int) -> None:
-        """Takes back what a pass drew ahead of the batches that were consumed of it."""
+        """Takes back the draws of a pass that is left, for batches behind the `consumed` ones."""
 
     def state_dict(self, position: Position, draws: Draws | None = None) -> dict[str, Any]:
         """A position, what it takes to go on from it, and what may differ in a resumed run.
@@ -150,7 +150,7 @@ class ByIndexLists(Resuming):
         return Pass(self.opener, start, batches, drop=drop, lists=self.sampler.lists)
 
     def _at_last_iter(self, start: PassStart) -> Action | None:
-        """Takes back the seed that starting workers drew, where in that pass those of the one before went on."""
+        """Takes back the seed that starting workers draw, where the saved pass went on with those of the last one."""
         if not start.kept_workers and start.generators == start.worker_generators:
             return None
         before = global_random_state()
@@ -162,7 +162,7 @@ class ByIndexLists(Resuming):
         return take_back
 
     def leave(self, left: Pass, consumed: int) -> None:
-        # What the sampler drew for batches that a plain loader would not have asked for yet.
+        # A plain loader would have drawn so many index lists by now: the queue has asked for more.
         if self.opener.has_workers and left.lists is not None:
             left.lists.take_back(consumed + self.opener.loader.num_workers * (self.opener.loader.prefetch_factor or 0))
 
@@ -185,7 +185,7 @@ class ByOwnState(Resuming):
         super().__init__(opener)
         self.crosses_passes = False
         self.generators = [] if opener.has_workers else opener.generators
-        # A coarser state is followed by batches that are made again, which draws.
+        # From a state that is not of the latest batch, torchdata makes the batches since then again, which draws.
         is_exact = getattr(opener.loader, "snapshot_every_n_steps", 1) == 1
         opener.sends_snapshots = opener.has_workers and is_exact and opener.is_map_style
 
@@ -196,8 +196,8 @@ class ByOwnState(Resuming):
         opener, start = self.opener, resume.start
         opener.forget_workers()
         opener.prepare_workers(resume.worker_states if opener.sends_snapshots else {})
-        # What the sampler drew when the pass began, it draws again; then the global generators go on where the state
-        # was taken, or where the pass begins if it was taken between two.
+        # Loading makes the sampler repeat its draws at the beginning of the pass, so the generators are put back to
+        # that moment. Afterwards they go on from the moment of the state.
         set_generator_states(self.generators, start.generators)
         if start.random_state and not opener.has_workers:
             set_global_random_state(start.random_state)
@@ -246,7 +246,7 @@ class ByMakingAgain(Resuming):
 
     def __init__(self, opener: Opener) -> None:
         super().__init__(opener)
-        self.can_reenter = isinstance(opener, DataLoaderOpener)  # another iterator goes on behind an exception
+        self.can_reenter = isinstance(opener, DataLoaderOpener)  # other iterators just go on after Ctrl-C
         self.can_start_over = not isinstance(opener.loader, Iterator)
 
     def _enter(self, resume: ResumePoint) -> Pass:
@@ -270,7 +270,7 @@ class ByMakingAgain(Resuming):
         if not isinstance(opener, DataLoaderOpener):
             return [
                 f"{type(loader).__name__} makes its batches itself: those that were consumed are made again and "
-                "dropped, and its own random generators are not recorded"
+                "dropped, and its own random generators are not saved"
             ]
         why = "batch_size=None" if opener.is_map_style else "IterableDataset"
         notes = [f"{why}: batches that were consumed are loaded again and dropped"]
@@ -287,5 +287,5 @@ def _draws_not_covered(loader: Any) -> list[str]:
         notes.append("in_order=False: batches are counted, but which ones came is not known")
     private = find_private_generators(loader.dataset)
     if private:
-        notes.append(f"generators inside the dataset are not recorded: {', '.join(private)}")
+        notes.append(f"generators inside the dataset are not saved: {', '.join(private)}")
     return notes

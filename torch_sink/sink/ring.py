@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_sink.common.containers import Flat, flatten, is_lazy, is_plain
+from torch_sink.common.containers import flatten, is_lazy, is_plain
 from torch_sink.common.slabs import Slabs
 from torch_sink.damage.report import DecodeReport
 from torch_sink.sink.device import DeviceOps, LeafPlan, RingPlan, SlotProtocol
@@ -38,11 +38,11 @@ class Place(NamedTuple):
 
     plan: LeafPlan
     buffer: torch.Tensor  # on the device
-    landing: torch.Tensor  # where it lies there before dtype and layout change; the buffer where they do not
+    landing: torch.Tensor  # on the device, before dtype and layout change; the buffer itself where they stay
     staging: Staging
 
     def of(self, leaf: torch.Tensor) -> Place | None:
-        """The first rows of it that `leaf` fills; None if it does not fit in."""
+        """The first rows of this place, as many as `leaf` has; None if `leaf` does not fit in."""
         shape = self.buffer.shape
         if (leaf.ndim, leaf.dtype, is_lazy(leaf)) != (len(shape), self.plan.source_dtype, self.plan.is_lazy):
             return None
@@ -57,14 +57,14 @@ class Place(NamedTuple):
 
 @dataclass
 class Slot:
-    """One slot, aligned with the leaves of a batch."""
+    """The memory of one slot: a place for each leaf of a batch."""
 
     places: list[Place | None]  # None for leaves that stay on the host or have no fixed memory
-    kept: list[Any] = field(default_factory=list)  # lies outside the ring, and is needed until the slot is filled again
+    kept: list[Any] = field(default_factory=list)  # memory outside the ring that this batch needs
     is_static: bool = False  # the batch lies completely in its places, at full size
 
     def place_of(self, position: int, leaf: Any) -> Place | None:
-        """Where a leaf goes; None if it needs memory of its own."""
+        """The place for a leaf; None if the leaf needs memory outside the ring."""
         place = self.places[position] if position < len(self.places) else None
         return None if place is None else place.of(leaf)
 
@@ -116,7 +116,7 @@ class DeviceRing(Slots):
             else:
                 log.warning("%s bytes of shared memory cannot be page-locked: batches are copied", f"{region.nbytes:,}")
 
-    def fill(self, slot: int, batch: Any) -> tuple[Flat, DecodeReport | None]:
+    def fill(self, slot: int, batch: Any) -> tuple[Any, list[Any], DecodeReport | None]:
         """Issues the copies and kernels that bring `batch` into `slot`; the host waits only for staging memory."""
         flat = flatten(batch)
         if self.may_plan_anew:
@@ -148,7 +148,7 @@ class DeviceRing(Slots):
             memory.is_static = True
             settled = [self._settle(memory, position, leaf) for position, leaf in enumerate(filled.leaves)]
             protocol.end_filling(slot)
-        return filled._replace(leaves=settled), loss
+        return filled._replace(leaves=settled).batch(), settled, loss
 
     def open(self, slot: int, batch: Any) -> Any:
         """Makes the current stream wait, on the device, until the batch is there."""

@@ -1,4 +1,4 @@
-"""Where ready batches wait, and the station before: lazy leaves are executed, images get their dtype and layout."""
+"""Slots, in which ready batches wait: lazy leaves are executed on the way, images get their dtype and layout."""
 
 from __future__ import annotations
 
@@ -8,14 +8,22 @@ from typing import Any
 
 import torch
 
-from torch_sink.common.containers import Flat, agree_on_positions, flatten, is_lazy, select_rows, select_samples
+from torch_sink.common.containers import (
+    Flat,
+    agree_on_positions,
+    flatten,
+    is_flat,
+    is_lazy,
+    select_rows,
+    select_samples,
+)
 from torch_sink.common.slabs import Slabs
 from torch_sink.damage.report import DecodeReport, check_policy, or_current
 
 
 @dataclass(frozen=True)
 class ImageFormat:
-    """How image batches are produced, and what becomes of samples that cannot be decoded."""
+    """Device, dtype and layout of image batches, and what becomes of samples that cannot be decoded."""
 
     device: torch.device
     dtype: torch.dtype | None = None  # None keeps what the pipeline says
@@ -53,14 +61,14 @@ class ImageFormat:
         return self.memory_format if wanted else torch.contiguous_format
 
     def convert(self, leaf: Any) -> Any:
-        """An ordinary leaf in that dtype and format; what is no image as it is."""
+        """An image in the wanted dtype and layout; any other leaf as it is."""
         if not isinstance(leaf, torch.Tensor) or not self.is_image(leaf):
             return leaf
         return leaf.to(dtype=self.dtype_of(leaf), memory_format=self.memory_format)
 
 
 class Slots:
-    """A bound for how many batches are ready ahead. On the CPU a slot refers to the source's own tensors.
+    """As many slots as batches may exist at a time. On the CPU a slot refers to the loader's own tensors.
 
     `fill` is called by the producer, `open` and `free` by the consumer; a slot is with one of them only.
     """
@@ -70,39 +78,46 @@ class Slots:
         self.form = form
 
     def share(self, make_slabs: Callable[[int], Slabs | None]) -> None:
-        """Before the first pass: asks for memory that workers write to, when batches are copied from there.
+        """Has workers write to slabs, from which batches are copied to a device; to be called before the first pass.
 
-        Not on the CPU: the consumer gets the source's own tensors, and may keep them as long as it likes.
+        Not on the CPU, where the consumer gets the loader's own tensors and may keep them as long as it likes.
         """
 
-    def fill(self, slot: int, batch: Any) -> tuple[Flat, DecodeReport | None]:
-        """Puts a batch of the source into a slot; returns what the consumer will get."""
-        filled, loss = execute_lazy(flatten(batch), self.form, {})
+    def fill(self, slot: int, batch: Any) -> tuple[Any, list[Any], DecodeReport | None]:
+        """Puts a batch of the loader into a slot.
+
+        Returns:
+            What the consumer gets, the leaves of that, and samples that were lost.
+        """
+        if self.form.keeps_tensors and is_flat(batch):
+            return batch, list(batch), None
+        flat = flatten(batch)
+        filled, loss = execute_lazy(flat, self.form, {})
         if not self.form.keeps_tensors:
             filled = filled._replace(leaves=[self.form.convert(leaf) for leaf in filled.leaves])
-        return filled, loss
+        return batch if filled is flat else filled.batch(), filled.leaves, loss
 
     def open(self, slot: int, batch: Any) -> Any:
         """Makes the batch readable on the current stream."""
         return batch
 
     def free(self, slot: int) -> None:
-        """The consumer issued its last use of the slot."""
+        """Notes that the consumer has issued its last use of the slot."""
 
     def static_index(self, slot: int) -> int | None:
-        """The slot whose fixed memory holds the batch, None when it is elsewhere."""
+        """`slot`, if its batch lies in the fixed memory of the slot and fills it; else None."""
         return None
 
     def static_batches(self, batch: Any) -> dict[int, Any]:
-        """By slot, what a batch like `batch`, which lies in fixed memory, would be in each of them."""
+        """For each slot, `batch` with the tensors of that slot's fixed memory in the place of its own."""
         return {}
 
     def describe(self) -> str:
-        """The plan, for `repr`."""
+        """Number and memory of the slots, for `repr`."""
         return f"slots={self.count} of references to the loader's own tensors"
 
     def start_over(self) -> None:
-        """Between two passes, of batches that may be others: memory that does not fit them may be made anew."""
+        """Allows the next batch to have another shape: slots that do not fit it are allocated anew."""
 
     def bytes_planned(self) -> int | None:
         """Bytes of all slots when they are preallocated, else None."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -35,14 +35,14 @@ class Traversal:
         self.position = Position()
         self.passes: list[Pass] = []
         self.iterations = 0  # the number of the latest `iter()`
-        self.is_rest = False  # it continues an epoch and has not given a batch yet
+        self.is_rest = False  # the iterator continues an epoch and has not given a batch yet
         self.may_begin_ahead = True
         self.is_last_epoch = False
         self.was_interrupted = False
         self.is_handed_out = False  # an iterator of the epoch exists that has not seen its end
         self.is_loaded = False
         self.given_back: Item | None = None
-        # States of the workers and of the loader before the latest batch.
+        # Snapshots of the workers and state of the loader before the latest batch, for `give_back`.
         self._before: tuple[dict[int, RandomState], Any] = {}, None
 
     @property
@@ -123,7 +123,7 @@ class Traversal:
         raise StopIteration
 
     def restart(self) -> None:
-        """Drops the rest of the epoch and of the pass."""
+        """Drops the rest of the epoch and of its pass: the next epoch begins with a new pass."""
         self.iterations += 1
         self.was_interrupted = True  # stays so if the end of this method is not reached
         has_begun = bool(self.passes) or self.is_inside_pass
@@ -223,7 +223,7 @@ class Traversal:
         self.position.resume = None  # last, so that an interrupt on the way does not lose it
 
     def _keep_ahead(self) -> None:
-        """Begins the next pass: when there is none, or ahead of time where the source allows that."""
+        """Begins the next pass if none is under way, or ahead of time if the producer has read this one to its end."""
         if not self.passes:
             self._begin_pass()
         elif self.may_begin_ahead and self.producer.current is None:
@@ -236,7 +236,7 @@ class Traversal:
                     self.may_begin_ahead = False  # tried again, and raised, when the pass is due
 
     def _reenter(self) -> None:
-        """After Ctrl-C inside, or what a signal handler raised: goes on behind the batch that was consumed last."""
+        """Goes on behind the latest batch after Ctrl-C, or what a signal handler raised, in the middle of a fetch."""
         if self.resuming.can_reenter and self.passes:
             if self.position.resume is None:
                 # Before anything is dropped: a second interrupt finds where to go on.
@@ -290,7 +290,7 @@ class Batches(Iterator[Any]):
     def __init__(self, loader: Any, life: Life, traversal: Traversal, slots: Slots, iteration: int) -> None:
         self.loader: Any = loader
         self.iteration = iteration
-        self.leaves: list[Any] = []  # of the batch that was given last
+        self.leaves: Sequence[Any] = ()  # of the batch that was given last
         self._life, self._traversal, self._slots = life, traversal, slots
 
     def __next__(self) -> Any:
@@ -303,7 +303,7 @@ class Batches(Iterator[Any]):
         try:
             item = self._traversal.next_item(self.iteration)
         except StopIteration:
-            self.loader, self.leaves = None, []
+            self.loader, self.leaves = None, ()
             raise
         self.leaves = item.leaves
         return self._slots.open(item.slot, item.batch)

@@ -119,7 +119,7 @@ class WorkerGuard:
                 feeder.join(FEEDER_SECONDS)
 
     def _note_death(self, busy: list[Any], seconds: float) -> bool:
-        """Remembers which workers died by themselves, before the others are killed; waits for it to show."""
+        """Remembers which workers died by themselves, before the others are killed; waits `seconds` for one."""
         if busy and not self._first_dead:
             still_busy = self._busy()
             self._first_dead = [worker for worker in busy if worker not in still_busy]  # torch found them dead
@@ -148,7 +148,7 @@ class WorkerGuard:
         raise death from error
 
     def _batches_of_the_dead(self) -> list[int]:
-        """What they had to make, from the batch that is waited for, which is 0; [] where that is not known."""
+        """Batches that the dead workers had to make, counted from the awaited one; [] if they come in any order."""
         iterator = self.iterator
         if not getattr(iterator, "_in_order", True):
             return []

@@ -37,7 +37,7 @@ class Simulation:
     def produce(self) -> None:
         slot = self.free.popleft()
         batch = torch.full((2, 1, 2, 2), float(self.produced))
-        batch = self.ring.fill(slot, batch)[0].batch()
+        batch, *_ = self.ring.fill(slot, batch)
         self.ready.append((slot, batch))
         self.produced += 1
 

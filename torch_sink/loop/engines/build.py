@@ -50,7 +50,11 @@ def build_engine(state: TrainState, settings: Settings, capacity: int) -> Engine
     model = state.model
     mode, lower_mode = resolve_modes(model, settings, lambda: _capture_obstacle(state))
     forward = state.forward_pass()
-    loss_function: Any = lambda batch, leaves: forward.loss(batch)
+
+    def eager(batch: Any, leaves: list[Any] | None) -> Any:
+        return forward.loss(batch)
+
+    loss_function: Any = eager
     if lower_mode == "compile":
         if settings.jit_config.fast_random:
             settings.reasons.note("fast_random: compiled dropout draws other random numbers than eager code")
