@@ -143,7 +143,7 @@ class SlotProtocol:
         self.was_staged[slot] = True
 
     def give_back(self, slot: int, source_stream: Any) -> None:
-        """What the source made on its own stream was copied; it may write to the same memory again."""
+        """Lets the loader, whose batch on `source_stream` was copied, write to the same memory again."""
         source_stream.wait_event(self.staged[slot])
 
     def end_filling(self, slot: int) -> None:

@@ -23,20 +23,20 @@ class Life:
     for the process each time would cost more.
     """
 
-    def __init__(self, loader: Any, producer: Any, source: Any, slots: Any) -> None:
+    def __init__(self, loader: Any, producer: Any, opener: Any, slots: Any) -> None:
         self.ended: str | None = None
         self.is_foreign = False  # in a child of the process that the SinkLoader belongs to
-        self.close = weakref.finalize(loader, self._end, producer, source, slots)
+        self.close = weakref.finalize(loader, self._end, producer, opener, slots)
         self.close.atexit = False  # weakref's own exit hook may run after torch's
         _lives.add(self)
         run_first_at_exit()
 
-    def _end(self, producer: Any, source: Any, slots: Any) -> None:
+    def _end(self, producer: Any, opener: Any, slots: Any) -> None:
         """Closes producer, workers and memory, in this order; not in a forked child, which owns none of them."""
         if self.is_foreign:
             return
         self.ended = "this SinkLoader is closed; make a new one"
-        closing = [producer.close, source.close, slots.close]
+        closing = [producer.close, opener.close, slots.close]
         if threading.current_thread() is producer.thread:
             # Garbage was collected in the thread that is to be stopped, which waits for nobody.
             try:

@@ -15,7 +15,7 @@ from torch_sink.common.integrations import is_only_checked, warn_if_unsharded
 from torch_sink.common.random_state import Draws
 from torch_sink.errors import SinkError
 from torch_sink.sink.lifetime import Life
-from torch_sink.sink.options import check_arguments, make_slots, open_source, resolve_device
+from torch_sink.sink.options import check_arguments, make_slots, open_loader, resolve_device
 from torch_sink.sink.producer import Producer, ThreadProducer
 from torch_sink.sink.slots import ImageFormat
 from torch_sink.sink.stats import QueueStats
@@ -92,7 +92,7 @@ class SinkLoader:
     ) -> None:
         check_arguments(batches_per_epoch, slots, max_bytes, timeout_seconds)
         self._form = ImageFormat(resolve_device(device), dtype, memory_format, on_decode_error)
-        self._resuming = open_source(loader, on_decode_error)
+        self._resuming = open_loader(loader, on_decode_error)
         self._opener = opener = self._resuming.opener
         self._slots = make_slots(self._form, slots, max_bytes, opener.pins_batches)
         self._slots.share(opener.make_slabs)

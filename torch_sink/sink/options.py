@@ -78,7 +78,7 @@ def resolve_device(device: torch.device | str | None) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device() if wanted.index is None else wanted.index)
 
 
-def open_source(loader: Any, policy: str | None = None) -> Resuming:
+def open_loader(loader: Any, policy: str | None = None) -> Resuming:
     """How passes of `loader` are begun and resumed; `policy` is what becomes of samples with broken files.
 
     Raises:

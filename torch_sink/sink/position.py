@@ -43,7 +43,7 @@ class Position:
     epoch: int = 0  # epochs completed
     batch_in_epoch: int = 0  # batches consumed of the epoch that is under way
     batches: int = 0  # batches consumed in all
-    pass_number: int = 0  # the source's pass that the next batch comes from
+    pass_number: int = 0  # the loader's pass that the next batch comes from
     batch_in_pass: int = 0  # batches consumed of it
     start: PassStart | None = None  # how that pass began; None before it did
     # Snapshot of each worker after its last consumed batch. Replaced, never changed, for old items refer to it.

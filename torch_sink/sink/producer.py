@@ -120,8 +120,8 @@ class ThreadProducer(Producer):
     """Makes batches in one thread a pass, ahead of the consumer or only while it waits.
 
     Invariant: a slot that is not free is being filled (`making`), in an item of `ready`, or `held` by the consumer.
-    The thread takes a slot before it asks the source, so at most `slots.count` batches exist. All shared fields are
-    guarded by `changed`; the source and the device are used outside of it. Without `runs_ahead` a batch is made only
+    The thread takes a slot before it asks the loader, so at most `slots.count` batches exist. All shared fields are
+    guarded by `changed`; the loader and the device are used outside of it. Without `runs_ahead` a batch is made only
     when the consumer waits for it.
     """
 
@@ -130,7 +130,7 @@ class ThreadProducer(Producer):
         self.runs_ahead = runs_ahead
         self.is_asked = False
         self.changed = threading.Condition()
-        self.making: int | None = None  # the slot for which the thread asks the source
+        self.making: int | None = None  # the slot for which the thread asks the loader
         self.is_reading = False  # it does so, and does not make the batch of what it got
         self.gate = threading.RLock()
 
@@ -142,7 +142,7 @@ class ThreadProducer(Producer):
             self.thread.join(WATCH_SECONDS)  # it makes a batch, for which a kernel may have to be compiled
         if self.thread.is_alive():
             raise SinkError(
-                "the source has not returned from making the batch that was dropped, so it cannot be asked for another "
+                "the loader has not returned from making the batch that was dropped, so it cannot be asked for another "
                 "one; end what blocks it, or make a new SinkLoader"
             )
         self.making = None
@@ -195,14 +195,14 @@ class ThreadProducer(Producer):
                 if was_freed:
                     raise SinkError("a data worker died, and the wait for its batch could not be ended otherwise")
                 guard.free_reader(self._is_outside, FREE_READER_SECONDS)
-                if not self._leaves_source(0.5):
+                if not self._leaves_loader(0.5):
                     raise SinkError("a data worker died in the middle of a message and its reader could not be freed")
                 dead_since, was_freed = None, True
 
     def _is_outside(self) -> bool:
         return self.making is None
 
-    def _leaves_source(self, seconds: float) -> bool:
+    def _leaves_loader(self, seconds: float) -> bool:
         with self.changed:
             return self.changed.wait_for(self._is_outside, seconds)
 
@@ -219,7 +219,7 @@ class ThreadProducer(Producer):
         if guard is not None:
             guard.is_cancelled = True
         # Also when an interrupted call has cancelled the pass already.
-        if not self._leaves_source(JOIN_SECONDS) and guard is not None and self.is_reading:
+        if not self._leaves_loader(JOIN_SECONDS) and guard is not None and self.is_reading:
             guard.free_reader(self._is_outside, FREE_READER_SECONDS)
         with self.changed:
             self.ready.clear()

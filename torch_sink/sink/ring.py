@@ -76,7 +76,7 @@ class DeviceRing(Slots):
     or structure gets memory of its own, from the copy stream's cache: the slot holds it until the copy stream waits
     for the consumer's last use, so it is never reused too early and no `record_stream` is needed.
 
-    With `reads_pinned`, page-locked tensors of the source are read in place, which takes a source that does not write
+    With `reads_pinned`, page-locked tensors of the loader are read in place, which takes a loader that does not write
     to them again; else they are copied to the staging memory like others. What workers make before they have slabs is
     read in place too, at the price of a wait in this thread: staging memory for that would never be used again.
     """

@@ -1,4 +1,4 @@
-"""The endless traversal: epochs cut out of the source's passes, and where the consumer stands in them."""
+"""The endless traversal: epochs cut out of the loader's passes, and where the consumer stands in them."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from torch_sink.thread_waits import here, host_sync_allowed
 
 
 class Traversal:
-    """Takes items from a producer and begins passes of the source, in the consumer's thread.
+    """Takes items from a producer and begins passes of the loader, in the consumer's thread.
 
     Invariant: `passes` are the begun passes of which the consumer has not seen the end; the first is the one that it
-    reads, a second one exists only when the source may be asked ahead.
+    reads, a second one exists only where `crosses_passes` allows it.
     """
 
     def __init__(self, resuming: Resuming, producer: Producer, timeout_seconds: float) -> None:
         self.resuming = resuming
         self.producer = producer
-        self.length: int | None = None  # of the epoch under way; None for one pass of the source
+        self.length: int | None = None  # of the epoch under way; None for one pass of the loader
         self.timeout_seconds = timeout_seconds
         self.position = Position()
         self.passes: list[Pass] = []
@@ -145,7 +145,7 @@ class Traversal:
         self.producer.start_over()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes to the position of `state`; the source follows at the next `begin_epoch`."""
+        """Goes to the position of `state`; a pass is entered there at the next `begin_epoch`."""
         position = read_state(state)
         check_resumed(state, self.resuming.described())
         self.restart()
@@ -173,7 +173,7 @@ class Traversal:
             set_global_random_state(draws)
 
     def _note(self, item: Item) -> None:
-        """Applies what an item says about the source, and counts samples whose files are broken."""
+        """Applies the snapshots and states of an item, and counts samples whose files are broken."""
         position = self.position
         position.batch_in_pass += item.left_out
         self.passes[0].left_out += item.left_out
@@ -189,7 +189,7 @@ class Traversal:
             self.passes[0].lost.add(loss)
 
     def _fail(self, item: Item) -> NoReturn:
-        """Raises what the source or the device stage raised, with its origin."""
+        """Raises what the loader or the filling of a slot raised, with its origin."""
         position = self.position
         error: Any
         error, item.error = item.error, None

@@ -29,7 +29,7 @@ _guards: weakref.WeakSet[WorkerGuard] = weakref.WeakSet()
 
 
 class PassCancelled(Exception):
-    """The producer was asked to leave the source's `next`."""
+    """The producer was asked to leave the loader's `next`."""
 
 
 class WorkerGuard:
