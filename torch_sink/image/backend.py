@@ -84,9 +84,9 @@ def _set(name: str, device: torch.device | str | None, strict: bool, on_decode_e
         )
     check_policy(on_decode_error)
     if name == "device":
-        place = _checked_device(device)
-        is_interpreted = place in ("cpu", "") and os.environ.get("TRITON_INTERPRET", "0") == "1"
-        _switch(name, Settings(place, strict, is_interpreted, ledger.open(None, strict), on_decode_error))
+        chosen = _checked_device(device)
+        is_interpreted = chosen in ("cpu", "") and os.environ.get("TRITON_INTERPRET", "0") == "1"
+        _switch(name, Settings(chosen, strict, is_interpreted, ledger.open(None, strict), on_decode_error))
     elif device is not None or strict or on_decode_error != "raise":
         raise ValueError(f"device, strict and on_decode_error belong to the 'device' backend, not to {name!r}")
     else:

@@ -1,4 +1,4 @@
-"""What recorders ask: arguments of torchvision's functionals in one form, and what is known of an image's values."""
+"""For recorders: arguments of torchvision's functionals in one form, and what is known of an image's values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Sides = tuple[int, int, int, int]
 
 
 def is_pillow(handle: Any) -> bool:
-    """True for what stands for a Pillow image, False for a tensor."""
+    """True for the handle of a Pillow image, False for that of a tensor."""
     return hasattr(handle, "as_tensor")
 
 
@@ -51,7 +51,7 @@ def fill_of_each_channel(handle: Any, fill: Any) -> Any:
 
 
 def permutation_of(permutation: Any, channels: int) -> tuple[int, ...] | None:
-    """Channel of the input for each channel of the output, or None if unsupported."""
+    """A permutation as the channel of the input for each channel of the output, or None if unsupported."""
     if isinstance(permutation, torch.Tensor) and permutation.dtype == torch.int64:
         permutation = permutation.tolist()
     if not isinstance(permutation, (list, tuple)) or len(permutation) != channels:
@@ -81,7 +81,7 @@ def size_of(size: Any) -> tuple[int, int] | None:
 
 
 def padding_fits(sides: Sides, mode: str, height: int, width: int) -> bool:
-    """Modes that mirror need the image to be larger than the padding; negative sides crop. Both are stock code's."""
+    """True for a padding that kernels make: no side is negative, or as large as the image where it is mirrored."""
     # A mirror that stands on the border pixel does not repeat it.
     beside = {"reflect": 1, "symmetric": 0}.get(mode)
     if min(sides) < 0 or beside is None:
@@ -99,7 +99,7 @@ def is_factor(factor: Any) -> bool:
 
 
 def has_minus_zero(values: Sequence[Any]) -> bool:
-    """True for calls that caches take for those with 0, which -0 equals. They are stock code's."""
+    """True where a value is -0.0, which caches of calls confuse with 0.0; such calls run in stock code."""
     return 0 in values and any(value == 0 and math.copysign(1.0, value) < 0 for value in values)
 
 

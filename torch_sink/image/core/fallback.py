@@ -89,7 +89,7 @@ class _Ledger:
         self.folder = ""
         self._owner = 0  # the process that made the folder, and reports
         self._closes_at_exit = False
-        self._places: dict[Row, int] = {}  # where the counts are in this child's file
+        self._offsets: dict[Row, int] = {}  # first byte of each count in this child's file
         self._text: Any = b""  # the file, mapped
         self.begin_in_child()
 
@@ -105,7 +105,7 @@ class _Ledger:
         """
         self.close()
         self.counts, self.has_recorded, self.kept, self.strict = Counter(), False, 0, strict
-        self.folder, self._owner, self._places = folder or "", 0, {}
+        self.folder, self._owner, self._offsets = folder or "", 0, {}
         if folder is None:
             with contextlib.suppress(OSError):
                 self.folder, self._owner = tempfile.mkdtemp(prefix="torch_sink_fallback_"), os.getpid()
@@ -133,7 +133,7 @@ class _Ledger:
     def begin_in_child(self) -> None:
         """Begins with empty counts; after a fork with a new lock, which another thread of the parent may have held."""
         self.counts, self.has_recorded, self.kept, self._lock = Counter(), False, 0, threading.Lock()
-        self._name, self._places, self._closes_at_exit = secrets.token_hex(8), {}, False
+        self._name, self._offsets, self._closes_at_exit = secrets.token_hex(8), {}, False
 
     def add(self, operation: str, reason: str) -> None:
         with self._lock:
@@ -162,22 +162,22 @@ class _Ledger:
         if not self.folder or self._owner == os.getpid():
             return
         rows = {_HAS_RECORDED: int(self.has_recorded), _KEPT: self.kept, **self.counts}
-        if row is not None and row in self._places:
-            place = self._places[row]
-            self._text[place : place + 12] = b"%012d" % rows[row]
+        if row is not None and row in self._offsets:
+            begin = self._offsets[row]
+            self._text[begin : begin + 12] = b"%012d" % rows[row]
             return
         file = Path(self.folder, self._name)
         with contextlib.suppress(OSError):
-            text, places = b"", {}
+            text, offsets = b"", {}
             for known, count in rows.items():
-                places[known] = len(text)
+                offsets[known] = len(text)
                 text += b"%012d %s\n" % (count, json.dumps(known).encode())
             unfinished = file.with_name(f".{self._name}")
             unfinished.write_bytes(text)
             with open(unfinished, "r+b") as opened:
                 self._text = mmap.mmap(opened.fileno(), 0)
             unfinished.replace(file)
-            self._places = places
+            self._offsets = offsets
 
     def total(self) -> tuple[Counter[Row], bool, int]:
         """Of this process and its children: the counts, whether something was recorded, how many images are kept."""

@@ -151,11 +151,11 @@ class Operation:
             VALUE_CALLS.update(self.stock)
         else:
             PIXEL_CALLS.update(LOWER.keys() & self.stock.keys())
-        for place, recorder in self.record.items():
-            if place in RECORDERS:
-                raise ValueError(f"{place} is recorded twice")
-            has_family = isinstance(place, str) and place.startswith(("v1.", "v2."))
-            RECORDERS[place] = if_it_fits(functools.partial(recorder, place[:2]) if has_family else recorder)
+        for target, recorder in self.record.items():
+            if target in RECORDERS:
+                raise ValueError(f"{target} is recorded twice")
+            has_family = isinstance(target, str) and target.startswith(("v1.", "v2."))
+            RECORDERS[target] = if_it_fits(functools.partial(recorder, target[:2]) if has_family else recorder)
         TAKE_PALETTES.update(self.record if self.takes_palettes else ())
 
 
@@ -275,9 +275,9 @@ def tensor_arguments(programs: Iterable[Sequence[Op]]) -> Iterator[TensorArgumen
                     yield argument
 
 
-def with_packed(ops: Sequence[Op], places: dict[int, PackedArgument]) -> tuple[Op, ...]:
-    """The calls with their tensors replaced; `places` by the `id` of the argument."""
-    return tuple(Op(op.name, tuple(places.get(id(argument), argument) for argument in op.args)) for op in ops)
+def with_packed(ops: Sequence[Op], packed: dict[int, PackedArgument]) -> tuple[Op, ...]:
+    """The calls with their tensors replaced; `packed` is {`id` of a `TensorArgument`: what replaces it}."""
+    return tuple(Op(op.name, tuple(packed.get(id(argument), argument) for argument in op.args)) for op in ops)
 
 
 def with_unpacked(ops: Sequence[Op], blob: torch.Tensor) -> tuple[Op, ...]:

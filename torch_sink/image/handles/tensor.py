@@ -162,8 +162,8 @@ class _Handle(Lazy):
 
     def note_use(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         if self.is_recording:
-            places = [str(value) for value in arguments if isinstance(value, (str, torch.device))]
-            is_moved = function is torch.Tensor.cuda or (function is torch.Tensor.to and places not in ([], ["cpu"]))
+            devices = [str(value) for value in arguments if isinstance(value, (str, torch.device))]
+            is_moved = function is torch.Tensor.cuda or (function is torch.Tensor.to and devices not in ([], ["cpu"]))
             moved = "one image is moved by itself, a batch is made on the device"
             reason = moved if is_moved else "tensor read by other code"
             report_fallback(f"torch: {written(function)}", reason, "torch")

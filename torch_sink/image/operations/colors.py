@@ -198,7 +198,7 @@ Operation(
         "Grayscale": [sample(), sample(3, label="3 channels")],
         "RandomGrayscale": [sample(p=1.0)],
     },
-    changes_layout=lambda op: op.args == (3,),  # which share their memory
+    changes_layout=lambda op: op.args == (3,),  # the three channels share memory
     loses_info=lambda op: op.name == "pil.to_grayscale" and op.args == (3,),
 )
 

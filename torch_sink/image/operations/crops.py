@@ -43,7 +43,11 @@ _DOWN_FIRST = [Kind.RESAMPLE_Y, Kind.RESAMPLE_X], [Kind.FILTER_Y, Kind.FILTER_X]
 
 
 def narrow_resize(lowered: LoweredImage, top: int, left: int) -> bool:
-    """A crop right after a filter of both axes: only the pixels inside the crop are computed at all."""
+    """Applies a crop to the resize or blur right before it, which then makes only the pixels inside of the crop.
+
+    Returns:
+        False where the last two atoms are no filter of both axes.
+    """
     kinds, size = lowered.codes[-2:], [lowered.height, lowered.width]
     one, other = (list(lowered.atom(len(lowered.codes) - back)) for back in (2, 1))
     if kinds in _ACROSS_FIRST:
@@ -92,7 +96,10 @@ def _crop(family: str, handle: Any, top: Any, left: Any, height: Any, width: Any
 
 
 def crop(family: str, handle: Any, top: Any, left: Any, height: Any, width: Any, *, is_seen: bool = True) -> Any:
-    """A crop of a handle; one that nobody sees shares no memory with it."""
+    """Records a crop of a handle.
+
+    The result shares memory with the handle, unless the crop is a step inside of another operation (`is_seen=False`).
+    """
     channels, old_height, old_width = handle.lazy_shape
     if not all(isinstance(value, int) for value in (top, left, height, width)):
         return NotImplemented
@@ -169,7 +176,7 @@ Operation(
         "v2.five_crop": _five_crop,
         "v2.ten_crop": _ten_crop,
         "Image.crop": _crop_image,
-        # Its stock code binds the `pad` of stock code.
+        # torchvision's `center_crop` of Pillow images calls its own `pad`, which has no stand-in.
         "pil.center_crop": functools.partial(_center_crop, "pil"),
     },
     examples=_crop_examples,
@@ -191,7 +198,7 @@ Operation(
 
 
 def _index(handle: Any, index: Any) -> Any:
-    """All channels in another order, or a box of all channels."""
+    """Records an index of a tensor that puts the channels in another order, or takes a box of all channels."""
     parts = index if type(index) is tuple else (index,)
     if type(parts[0]) is list and all(part in (Ellipsis, slice(None)) for part in parts[1:]) and len(parts) <= 3:
         return permute_channels("v2", handle, parts[0])
@@ -200,19 +207,19 @@ def _index(handle: Any, index: Any) -> Any:
 
 
 def _assign(handle: Any, index: Any, value: Any) -> Any:
-    """`image[:, top:bottom, left:right] = values`, as other libraries erase a box."""
+    """Records `image[:, top:bottom, left:right] = values`, as other libraries erase a box."""
     box = _box(handle, index) if type(index) is tuple and type(value) is torch.Tensor else None
     return NotImplemented if box is None else RECORDERS["v1.erase"](handle, *box, value, inplace=True)
 
 
 def _box(handle: Any, parts: tuple[Any, ...]) -> tuple[int, int, int, int] | None:
     """The box (top, left, height, width) of all channels that an index means; None where it means something else."""
-    places = [at for at, part in enumerate(parts) if part is Ellipsis]
-    at = places[0] if places else len(parts)
+    ellipses = [at for at, part in enumerate(parts) if part is Ellipsis]
+    at = ellipses[0] if ellipses else len(parts)
     before, behind = parts[:at], parts[at + 1 :]
     missing = 3 - len(before) - len(behind)
     slices = [*before, *[slice(None)] * missing, *behind]
-    is_plain = len(places) < 2 and missing >= 0
+    is_plain = len(ellipses) < 2 and missing >= 0
     if not is_plain or not all(type(part) is slice and part.step in (None, 1) for part in slices):
         return None
     ends = [part.indices(side) for part, side in zip(slices, handle.lazy_shape, strict=True)]
@@ -250,7 +257,7 @@ def _pad(family: str, handle: Any, padding: Any, fill: Any = None, padding_mode:
 
 
 def _fills(family: str, handle: Any, fill: Any, is_used: bool) -> tuple[Any, ...] | None:
-    """A fill as one value, or one a channel; None if unsupported."""
+    """The fill of a pad of tensors as one value, or one a channel; None if unsupported."""
     if family == "v1" and isinstance(fill, (list, tuple)):
         return None
     values = (0,) if fill is None else tuple(fill) if isinstance(fill, (list, tuple)) else (fill,)

@@ -49,7 +49,7 @@ def _weights(family: str, size: int, sigma: float) -> np.ndarray:
 
 
 def _gaussian_blur(family: str, handle: Any, kernel_size: Any, sigma: Any = None) -> Any:
-    """Not recorded: a kernel that reaches further than the image is large, which stock code refuses."""
+    """Records torch's blur, unless its kernel reaches further than the image is large, which stock code refuses."""
     _, height, width = handle.lazy_shape
     if family == "v2" and isinstance(kernel_size, int):
         kernel_size = (kernel_size, kernel_size)
@@ -123,7 +123,7 @@ def _blur_image(image: Any, radius: Any) -> Any:
 
 _STOCK_FILTER = ImageFilter.BuiltinFilter.filter
 _NUMBERS = (int, float, np.integer, np.floating)
-_FAR = 1e30  # 25 weights below this, times 255, add up to less than the largest float32
+_FAR = 1e30  # 25 weights below this limit, times 255, add up to less than the largest float32
 
 
 def _lower_kernel(lowered: LoweredImage, kernel: tuple[float, ...], scale: float, offset: float) -> None:
@@ -142,7 +142,7 @@ def _kernel_weights(kernel: tuple[float, ...], scale: float) -> np.ndarray:
 
 
 def _convolve_image(image: Any, size: Any, scale: Any, offset: Any, kernel: Any) -> Any:
-    """Not recorded: weights that are not finite, or nearly so, and sums that this machine's Pillow rounds otherwise."""
+    """Records a convolution, unless weights are (nearly) infinite or this machine's Pillow rounds sums otherwise."""
     if type(size) is not tuple or not all(type(side) is int for side in size) or size not in ((3, 3), (5, 5)):
         return NotImplemented
     if not isinstance(kernel, (list, tuple, np.ndarray)) or len(kernel) != size[0] * size[1]:
@@ -150,7 +150,7 @@ def _convolve_image(image: Any, size: Any, scale: Any, offset: Any, kernel: Any)
     if not all(isinstance(value, _NUMBERS) and -_FAR < value < _FAR for value in (scale, offset, *kernel)):
         return NotImplemented
     weights, scale, offset = tuple(map(float, kernel)), float(scale), float(offset)
-    # How often larger it may make a difference: no larger behind torch's float kernels, whose last bits vary.
+    # The most that it may enlarge a difference: not at all behind torch's float kernels, whose last bits vary.
     most = 1 if is_rounded_by_torch(image) else _FAR
     if abs(scale) < 1 / _FAR or sum(map(abs, weights)) > most * abs(scale):
         return NotImplemented
@@ -187,7 +187,7 @@ def _filter(image: Any, filter: Any) -> Any:
 
 
 def _is_stock_kernel(filter: Any) -> bool:
-    """True for those filters, or classes of them, for which nobody's code runs but Pillow's."""
+    """True for Pillow's own filters, and classes of them, that run no code of a subclass."""
     if isinstance(filter, type):
         is_builtin = issubclass(filter, ImageFilter.BuiltinFilter) and filter.__init__ is object.__init__
     else:

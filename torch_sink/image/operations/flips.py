@@ -25,7 +25,7 @@ def _lower_flip(lowered: LoweredImage, x: bool, y: bool) -> None:
     lowered.add(Kind.FLIP, int(x), int(y), lowered.width, lowered.height)
 
 
-# Those that keep the shape.
+# The methods of `transpose` that keep the size of the image.
 _HALF_TURNS = (Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.FLIP_TOP_BOTTOM, Image.Transpose.ROTATE_180)
 
 
@@ -34,7 +34,7 @@ def _lower_transpose(lowered: LoweredImage, method: int) -> None:
         _lower_flip(lowered, x=method != Image.Transpose.FLIP_TOP_BOTTOM, y=method != Image.Transpose.FLIP_LEFT_RIGHT)
         return
     height, width = lowered.resize_to(lowered.width, lowered.height)
-    # Input x from output y, input y from output x; mirrored where the turn asks for it.
+    # The input's x comes from the output's y and the other way around, mirrored for some of the methods.
     mirror_x = method in (Image.Transpose.ROTATE_90, Image.Transpose.TRANSVERSE)
     mirror_y = method in (Image.Transpose.ROTATE_270, Image.Transpose.TRANSVERSE)
     x_row = (0, -65536, (width - 1) << 16) if mirror_x else (0, 65536, 0)
@@ -76,7 +76,7 @@ for _word, _letter, _record in (("horizontal", "h", flip), ("vertical", "v", fli
 
 
 def _flip(handle: Any, dims: Any, second: Any = None) -> Any:
-    """A flip of channels alone would have other strides than a choice of channels has."""
+    """Records a flip of rows or columns; a flip of channels runs in stock code, for the strides of its result."""
     given = (dims,) if type(dims) is int else tuple(dims) if isinstance(dims, (list, tuple)) else ()
     given += () if second is None else (second,)
     axes = {dim % 3 for dim in given if type(dim) is int and -3 <= dim < 3}
@@ -112,7 +112,7 @@ Operation(
 
 
 def turned(handle: Any, turns: int) -> Any:
-    """Records quarter turns against the clock."""
+    """Records `turns` quarter turns, counterclockwise."""
     channels, height, width = handle.lazy_shape
     shape = (channels, width, height) if turns % 2 else (channels, height, width)
     return handle.record(Op("v2.quarter_turns", (turns,)), shape=shape)
@@ -148,7 +148,7 @@ def _contiguous(handle: Any, memory_format: torch.memory_format = torch.contiguo
 
 
 def _is_contiguous(handle: Any) -> bool:
-    """Whether stock code's tensor is known to be contiguous, so that `contiguous` returns the tensor itself."""
+    """True where stock code's tensor is known to be contiguous, so that `contiguous` returns the tensor itself."""
     for op in reversed(handle.lazy_ops):
         if op.name in ("to_tensor", "contiguous"):
             return True

@@ -1,4 +1,4 @@
-"""Records of torchvision's functionals, which have one name on Pillow images and on the tensors of both families."""
+"""Operations of functionals that have one name on Pillow images and on the tensors of both families."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from torch_sink.image.core.ops import NUMERIC, Lower, Op, Operation, Recorder, S
 
 
 def stock_of(functional: str) -> dict[str, Stock]:
-    """The stock functions of one name: on Pillow images, in `transforms` and in `transforms.v2`, as far as they are."""
-    places = {"pil": (F_pil, functional), "v1": (F_tensor, functional), "v2": (F_v2, f"{functional}_image")}
+    """The stock functions of one name, as far as they exist: on Pillow images, in `transforms` and `transforms.v2`."""
+    owners = {"pil": (F_pil, functional), "v1": (F_tensor, functional), "v2": (F_v2, f"{functional}_image")}
     return {
         f"{family}.{functional}": getattr(module, name)
-        for family, (module, name) in places.items()
+        for family, (module, name) in owners.items()
         if hasattr(module, name)
     }
 
@@ -32,7 +32,7 @@ def functional(
     arguments: Callable[[Arguments], tuple[Any, ...]] = lambda a: (),
     **fields: Any,
 ) -> None:
-    """Makes the record of one functional.
+    """Makes the operation of one functional known.
 
     Args:
         name: of the functional.
@@ -46,7 +46,7 @@ def functional(
         yield Example(name, arguments(a))
 
     stock = stock_of(name)
-    recorders = {place: functools.partial(record, "pil") if place.startswith("pil.") else record for place in stock}
+    recorders = {target: functools.partial(record, "pil") if target.startswith("pil.") else record for target in stock}
     Operation(**{"name": name, "stock": stock, "record": recorders, "lower": lower, "examples": examples, **fields})
 
 
@@ -60,5 +60,5 @@ def adjusted(name: str, handle: Any, factor: Any) -> Any:
 
 
 def unchanged(family: str, handle: Any) -> Any:
-    """What a call returns that finds nothing to do."""
+    """What stock code returns for a call that changes nothing: a copy of a Pillow image, or the tensor itself."""
     return handle.copy() if family == "pil" else handle

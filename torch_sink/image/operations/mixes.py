@@ -87,7 +87,7 @@ functional(
     "erase",
     _erase,
     _lower_erase,
-    stock={place: functools.partial(_stock, function) for place, function in stock_of("erase").items()},
+    stock={name: functools.partial(_stock, function) for name, function in stock_of("erase").items()},
     examples=_erase_examples,
     transforms={"RandomErasing": [sample(p=1.0), sample(p=1.0, value="random", label='value="random"')]},
     leaves_range=_leaves_range,
@@ -123,7 +123,7 @@ def _augmix_examples(a: Arguments) -> Iterator[Example]:
 
 
 def _seeded(transform: Any, image: Any, seed: int) -> Any:
-    """What a transform gives that draws from a generator with that seed; the generator is left as it was."""
+    """The result of a transform that draws after `manual_seed(seed)`; the generator is left as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return transform(image)

@@ -1,7 +1,7 @@
-"""What is done to each value by itself, or by the histogram of its channel: inversion, thresholds, stretched ranges.
+"""Operations on single values, some with the histogram of the channel: inversion, thresholds, stretched ranges.
 
-A threshold or a stretched range turns a difference in the last bits into a large one. On float tensors these fall back
-to stock torchvision, and so they do on bytes that torch's float kernels have rounded.
+A threshold or a stretched range turns a difference in the last bits into a large one. So on float tensors, and on bytes
+that torch's float kernels have rounded, these operations run in stock torchvision.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from torch_sink.image.operations.functionals import functional
 from torch_sink.triton_kernels.rows import Formula, Kind
 
 
-def _is_steep(handle: Any) -> bool:
-    """True for bytes that nothing has rounded."""
+def _is_exact_bytes(handle: Any) -> bool:
+    """True for bytes that no float kernel of torch has rounded: thresholds of these are exact."""
     return handle.lazy_dtype == torch.uint8 and not is_rounded_by_torch(handle)
 
 
-# --- what the histogram says
+# --- by the histogram
 
 
 def _autocontrast(family: str, handle: Any) -> Any:
-    return handle.record(Op(f"{family}.autocontrast")) if _is_steep(handle) else NotImplemented
+    return handle.record(Op(f"{family}.autocontrast")) if _is_exact_bytes(handle) else NotImplemented
 
 
 def _lower_autocontrast(lowered: LoweredImage, formula: Formula) -> None:
@@ -49,7 +49,7 @@ functional(
 
 
 def _equalize(family: str, handle: Any) -> Any:
-    return handle.record(Op(f"{family}.equalize")) if _is_steep(handle) else NotImplemented
+    return handle.record(Op(f"{family}.equalize")) if _is_exact_bytes(handle) else NotImplemented
 
 
 def _lower_equalize(lowered: LoweredImage) -> None:
@@ -69,7 +69,7 @@ functional(
 
 def _posterize(family: str, handle: Any, bits: Any) -> Any:
     least = 1 if family == "pil" else 0
-    if not _is_steep(handle) or type(bits) is not int or not least <= bits <= 8:
+    if not _is_exact_bytes(handle) or type(bits) is not int or not least <= bits <= 8:
         return NotImplemented
     return handle.record(Op(f"{family}.posterize", (bits,)))
 
@@ -90,7 +90,7 @@ functional(
 
 
 def _solarize(family: str, handle: Any, threshold: Any) -> Any:
-    if not _is_steep(handle) or not is_number(threshold) or (threshold > 255 and family != "pil"):
+    if not _is_exact_bytes(handle) or not is_number(threshold) or (threshold > 255 and family != "pil"):
         return NotImplemented
     if not is_computed_in_float32(family, handle):
         return NotImplemented
@@ -138,7 +138,7 @@ functional(
 
 
 def _gamma(family: str, handle: Any, gamma: Any, gain: Any = 1) -> Any:
-    if not _is_steep(handle) or not is_factor(gamma) or not is_number(gain):
+    if not _is_exact_bytes(handle) or not is_factor(gamma) or not is_number(gain):
         return NotImplemented
     return handle.record(Op(f"{family}.adjust_gamma", (gamma, gain)))
 
@@ -157,13 +157,13 @@ functional(
 
 def _point(image: Any, lut: Any, mode: str | None = None) -> Any:
     table = _byte_table(lut, image.lazy_shape[0])
-    if image.mode == "P" or mode not in (None, image.mode) or table is None or not _is_steep(image):
+    if image.mode == "P" or mode not in (None, image.mode) or table is None or not _is_exact_bytes(image):
         return NotImplemented
     return image.record(Op("pil.point", (table,)))
 
 
 def _byte_table(lut: Any, channels: int) -> bytes | None:
-    """What `point` makes of each value of each channel, or None if unsupported."""
+    """The 256 bytes a channel that `Image.point` looks values up in, or None if unsupported."""
     if not isinstance(lut, (list, tuple)) or len(lut) != 256 * channels:
         return None
     if not all(type(value) in (int, float) and abs(value) < 2**31 for value in lut):
@@ -187,7 +187,7 @@ def look_up(lowered: LoweredImage, *tables: np.ndarray) -> None:
 
 @functools.lru_cache(maxsize=1024, typed=True)
 def stock_table(name: str, *args: float) -> np.ndarray:
-    """What stock code makes of each value, float32 [256] by their bits."""
+    """The results of stock code for the values 0 to 255, float32 [256] by their bits."""
     ramp = np.arange(256, dtype=np.uint8).reshape(1, 256)
     if name.startswith("pil."):
         made = np.asarray(STOCK[name](Image.fromarray(ramp), *args))

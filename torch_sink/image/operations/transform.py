@@ -41,7 +41,7 @@ def _transform(
 
 
 def _is_color(mode: str, fill: Any) -> bool:
-    """True for a color given as stock code gives it: three numbers for "RGB", one for "L", or None for black."""
+    """True for a fill as torchvision passes it on: three integers for "RGB", one for "L", or None for black."""
     if fill is None:
         return True
     values = fill if isinstance(fill, tuple) else (fill,)
@@ -49,7 +49,7 @@ def _is_color(mode: str, fill: Any) -> bool:
 
 
 def _fits_16_bits(data: Sequence[float], width: int, height: int) -> bool:
-    """False where Pillow adds up positions, because those of corners do not fit into 16.16 integers."""
+    """True where Pillow uses 16.16 integers; positions of corners that do not fit make it add up floats."""
     rows = (data[:3], data[3:6]) if data[1] or data[3] else ()
     return all(
         max(abs(c), abs(width * a + c), abs(height * b + c), abs(width * a + height * b + c)) < 32768.0

@@ -142,7 +142,7 @@ def _lower_normalize(lowered: LoweredImage, mean: tuple[float, ...], std: tuple[
     lowered.add(Kind.NORMALIZE, *float_bits(*three(mean), *three(std)))
 
 
-# Less may be zero in the image's dtype, which stock code refuses.
+# A smaller std may be zero in the image's dtype, which stock code refuses.
 _SMALLEST_STD = 1e-6
 
 
@@ -179,7 +179,7 @@ def _normalize(family: str, handle: Any, mean: Any, std: Any, inplace: bool = Fa
 
 
 def _spread(handle: Any, mean: Any, std: Any) -> Any:
-    """A gray image with as many channels as there are statistics: the kernel of `transforms.v2` makes so many."""
+    """The image, a gray one with three channels where there are three statistics, as v2's kernel makes it."""
     channels, height, width = handle.lazy_shape
     if channels != 1 or _statistics(mean, 3) is None or _statistics(std, 3) is None or len(mean) == len(std) == 1:
         return handle
@@ -193,7 +193,7 @@ _Arithmetic = Callable[[Any, Any, bool], Any]
 
 
 def _ways(name: str, record: _Arithmetic) -> dict[Any, Recorder]:
-    """How programs call an operator of torch's: as a function, a method, and in place."""
+    """The recorders of an arithmetic operator of torch, which programs call as a function, a method, or in place."""
 
     def made(image: Any, constant: Any = None) -> Any:
         return record(image, constant, False)
@@ -234,7 +234,7 @@ def _divided(image: Any, std: Any, in_place: bool) -> Any:
 
 
 def _multiplied(image: Any, factor: Any, in_place: bool) -> Any:
-    """The image times a constant, or the other way around."""
+    """Records the product of an image and a constant, in either order."""
     image, factor = (factor, image) if is_number(image) else (image, factor)
     image = _as_floats(image, type(factor) is float and not in_place)
     if not is_number(factor) or abs(factor) < _SMALLEST or _constants(image, factor, in_place) is None:
@@ -243,7 +243,7 @@ def _multiplied(image: Any, factor: Any, in_place: bool) -> Any:
 
 
 def _subtracted_from(image: Any, constant: Any = None) -> Any:
-    """`constant - image`; of bytes `255 - image`, which is an inversion."""
+    """Records `constant - image`, and for bytes `255 - image` alone, which is an inversion."""
     if getattr(image, "lazy_dtype", None) == torch.uint8 and type(constant) is int:
         return image.record(Op("v1.invert")) if constant == 255 else NotImplemented
     negative = _multiplied(image, -1.0, False) if is_number(constant) and constant != 0 else NotImplemented
@@ -255,12 +255,12 @@ def _is_bytes(image: Any) -> bool:
 
 
 def _as_floats(image: Any, becomes_floats: bool) -> Any:
-    """Bytes as the floats that arithmetic with a float, and every quotient, makes of them first."""
+    """The image, converted to floats where it is of bytes: arithmetic with a float, and every quotient, begins so."""
     return _to_dtype("v2", image) if becomes_floats and _is_bytes(image) else image
 
 
 def _constants(image: Any, constant: Any, in_place: bool) -> tuple[float, ...] | None:
-    """A constant for float32 values, or one a channel, which leaves them far from infinity; None if unsupported."""
+    """An operand for float32 values as one float, or one a channel; None where it is too large or unsupported."""
     if getattr(image, "lazy_dtype", None) != torch.float32 or (in_place and not image.changes_in_place):
         return None
     values = (float(constant),) if is_number(constant) else _of_each_channel(constant, image.lazy_shape[0])

@@ -111,8 +111,8 @@ def _programs(dtype: torch.dtype, is_heavy: bool) -> _Programs:
 def _recorded_calls(source: PixelSource, calls: _Calls) -> tuple[Op, ...]:
     """What the recorders of the operations make of calls on an image."""
     handle: Any = LazyImage(source, (), source.size, source.mode)
-    for place, *arguments in calls:
-        handle = RECORDERS[place](handle, *arguments)
+    for target, *arguments in calls:
+        handle = RECORDERS[target](handle, *arguments)
     ops: tuple[Op, ...] = handle.lazy_ops
     return ops
 

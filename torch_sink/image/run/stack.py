@@ -152,9 +152,9 @@ class LazyStack(LazyBatch):
         self.broken_files = batch.broken_files
         if rows is None:
             return images.view(-1, *rest), None
-        places = {row: place for place, row in enumerate(rows)}
+        row_of = {image: row for row, image in enumerate(rows)}
         views = math.prod(rest[:-3])
-        samples = [[places.get(at * views + view) for view in range(views)] for at in range(count)]
+        samples = [[row_of.get(at * views + view) for view in range(views)] for at in range(count)]
         lost = DecodeError(batch.broken_files[0].path, -1, batch.broken_files[0].reason)
         errors = {at: lost for at, sample in enumerate(samples) if None in sample}
         chosen = survivors(errors, count, 0, policy)[0] or []
