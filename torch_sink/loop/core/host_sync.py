@@ -85,16 +85,12 @@ def _reason(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str
         low, high = (*args[2:], 0, 0)[:2]
         return "looks for the bounds on the host (pass min and max)" if low == high else None
     if name in ("aten::index", "aten::index_put_", "aten::index_put", "aten::_index_put_impl_"):
-        return _mask_reason(name, args)
+        masked = any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+        filled = name != "aten::index" and args[2].numel() == 1  # a fill runs as masked_fill, which does not wait
+        return "indexes with a mask, so its shape depends on the data" if masked and not filled else None
     if name in ("aten::_to_copy", "aten::copy_"):
         return _copy_reason(name, args, kwargs)
     return None
-
-
-def _mask_reason(name: str, args: tuple[Any, ...]) -> str | None:
-    masked = any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1])
-    filled = name != "aten::index" and args[2].numel() == 1  # a fill runs as masked_fill, which does not wait
-    return "indexes with a mask, so its shape depends on the data" if masked and not filled else None
 
 
 def _copy_reason(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:

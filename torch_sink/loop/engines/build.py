@@ -23,6 +23,7 @@ from torch_sink.loop.engines.graph import LEAST_CAPACITY, GraphEngine
 from torch_sink.loop.engines.jit import CompiledLoss, JitConfig, compiler_problem
 from torch_sink.loop.engines.memory import GraphMemory, Places
 from torch_sink.loop.step.optimizers import capture_obstacle, cycles_momentum, takes_betas_from_device
+from torch_sink.loop.step.precision import ForwardPass
 from torch_sink.loop.step.step import Engine, TrainingStep
 from torch_sink.loop.step.train_state import TrainState
 from torch_sink.loop.step.update import OptimizerUpdate
@@ -49,7 +50,7 @@ def build_engine(state: TrainState, settings: Settings, capacity: int) -> Engine
     """Build the engine for sinks of up to `capacity` steps, in the requested mode or the next lower one that works."""
     model = state.model
     mode, lower_mode = resolve_modes(model, settings, lambda: _capture_obstacle(state))
-    forward = state.forward_pass()
+    forward = ForwardPass(model, state.loss_fn, state.forward, state.precision)
 
     def eager(batch: Any, leaves: list[Any] | None) -> Any:
         return forward.loss(batch)

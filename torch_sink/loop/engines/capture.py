@@ -96,8 +96,7 @@ class CudaCapture:
             # thread_local: the pin thread of a DataLoader may query events meanwhile, and cannot be stopped from here.
             with (
                 capture_lock,
-                _no_collection(),
-                _own_workspaces(),
+                _isolated(),
                 torch.cuda.graph(  # host sync
                     graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"
                 ),
@@ -141,25 +140,20 @@ class CudaCapture:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
-    """A context without garbage collection, which could free memory of an earlier graph inside a capture."""
+def _isolated() -> Iterator[None]:
+    """A context for a capture, without garbage collection and with new workspaces of cuBLAS.
+
+    Collecting garbage could free memory of an earlier graph, and code outside could free workspaces that a graph uses.
+    """
     collecting = gc.isenabled()
     gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
-
-
-@contextmanager
-def _own_workspaces() -> Iterator[None]:
-    """A context in which cuBLAS uses new workspaces: outside, others may free those that a graph uses."""
     torch._C._cuda_clearCublasWorkspaces()
     try:
         yield
     finally:
         torch._C._cuda_clearCublasWorkspaces()
+        if collecting:
+            gc.enable()
 
 
 def overrides_stale_streams() -> bool:

@@ -16,7 +16,7 @@ from torch_sink.loop.core import arguments as check
 from torch_sink.loop.core.distributed import Ranks
 from torch_sink.loop.core.history import Progress, RunHistory
 from torch_sink.loop.step.optimizers import Schedule
-from torch_sink.loop.step.precision import ForwardPass, Function, Precision, make_precision, resolve_level
+from torch_sink.loop.step.precision import Function, Precision, make_precision, resolve_level
 from torch_sink.loop.step.scaler import DynamicLossScaler, OverflowCount, StaticLossScaler, resolve_loss_scaler
 from torch_sink.loop.step.update import WeightAverage
 
@@ -115,10 +115,6 @@ class TrainState:
         if self.average is None:
             raise SinkError("this loop keeps no average of the weights; make it with StepLoop(..., ema=0.999)")
         return self.average.model()
-
-    def forward_pass(self) -> ForwardPass:
-        """The forward pass of training."""
-        return ForwardPass(self.model, self.loss_fn, self.forward, self.precision)
 
     def judging(self, model: nn.Module, forward: Function | None, precision: Precision | None = None) -> TrainState:
         """A copy of the state with another model, forward function and precision, for an evaluation."""

@@ -226,15 +226,12 @@ class OptimizerUpdate:
         else:
             before = [tensor.detach().clone() for tensor in self._written_tensors()]
             self._step()
-            self._put_back(self._written_tensors(), before)  # listed again: the step may have replaced them
+            skipped = self.found_inf.bool()
+            with torch.no_grad():  # the tensors are listed again, because the step may have replaced them
+                for now, old in zip(self._written_tensors(), before, strict=True):
+                    now.copy_(torch.where(skipped.to(now.device), old, now))
         if self.average is not None:
             self.average.update(self.found_inf)
-
-    @torch.no_grad()
-    def _put_back(self, tensors: list[Tensor], before: list[Tensor]) -> None:
-        skipped = self.found_inf.bool()
-        for now, old in zip(tensors, before, strict=True):
-            now.copy_(torch.where(skipped.to(now.device), old, now))
 
     def _written_tensors(self) -> list[Tensor]:
         written: list[Tensor] = []
