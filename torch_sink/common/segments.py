@@ -4,15 +4,15 @@ torch's shared memory is new for every batch: each page is made, zeroed and mapp
 in the reader. A segment is mapped once by each of them:
 
     worker                                             reader, for instance the training process
-    takes a segment that is not in use, writes
-    a batch, says that it is in use, sends where
-    the batch lies                        ─────────►   a tensor over the same memory, which keeps it in use; when the
-                                                       last one that shares it dies, it is not in use any more
+    takes a free segment, writes a batch,
+    marks the segment as in use, sends where
+    the batch lies                        ─────────►   makes a tensor over the same memory, which keeps it in use;
+                                                       when the last tensor over it dies, the segment is free again
 
-A message names the file of the segment, which any process of the same user can open while the worker lives. Only one
-message names it before it is free again: who reads that one says when that is. What a forked process may still look at
-is not written again. The memory has no name in a folder (a memfd): nothing is left of it when the last process and the
-last tensor are gone, however they went.
+A message names the file of the segment, which any process of the same user can open while the worker lives. A segment is
+sent once before it is free again, and its reader frees it. A segment that a forked process may still read is not written
+again. The memory has no name (a memfd), so the system frees it with the last process and the last tensor, even after a
+crash.
 """
 
 from __future__ import annotations
@@ -31,24 +31,23 @@ import torch
 
 from torch_sink.common.slabs import Lease, tensor_over
 
-MOST_SEGMENTS = 16  # of a worker: more batches than that are not under way, but may be kept
-IDLE_BATCHES = 64  # after so many others, a segment that was not needed is given back
-ROOM = (
-    2  # batches may grow to so many times the first one before another segment is made; only what is used takes memory
-)
+MOST_SEGMENTS = 16  # of a worker: fewer batches are under way, but a program may keep some
+IDLE_BATCHES = 64  # a segment that was not needed for so many batches is given up
+# Capacity of a segment, in sizes of its first batch; the system allocates only the part that is used.
+ROOM = 2
 HEADER_BYTES = mmap.PAGESIZE
-IN_USE, GIVEN_UP, KEY = 0, 1, 2  # words of the header
+IN_USE, GIVEN_UP, KEY = 0, 1, 2  # the words of a segment's header
 
 _numbers = itertools.count()
-_live: dict[int, numpy.ndarray[Any, Any]] = {}  # headers of the segments that tensors of this process lie in
-_mapped: dict[int, numpy.ndarray[Any, Any]] = {}  # in a reader, by key
+_live: dict[int, numpy.ndarray[Any, Any]] = {}  # headers of the segments in which tensors of this process lie
+_mapped: dict[int, numpy.ndarray[Any, Any]] = {}  # key -> memory, in a reader
 
 
 class _Segment:
-    """One of a worker's.
+    """A segment of a data worker.
 
     Raises:
-        OSError: there is no such memory.
+        OSError: the system cannot allocate the memory.
     """
 
     def __init__(self, size: int) -> None:
@@ -61,12 +60,12 @@ class _Segment:
         self.header = _header(self.memory)
         self.key = self.header[KEY] = int.from_bytes(os.urandom(7), "little")
         self.address = self.memory.ctypes.data + HEADER_BYTES
-        self.lease: Callable[[], Lease | None] = lambda: None  # of the batch in it, while that lives here
+        self.lease: Callable[[], Lease | None] = lambda: None  # the lease of its batch, while that lives in the worker
         self.was_sent = False
         self.turn = 0
 
     def allocate(self, size: int) -> None:
-        """Takes the memory for a batch at once, where it is not there yet, instead of a fault for every page."""
+        """Allocates the memory for a batch in one call, instead of with a page fault for every page."""
         end = HEADER_BYTES + size
         if end > self.allocated:
             os.posix_fallocate(self.fd, self.allocated, end - self.allocated)
@@ -74,7 +73,7 @@ class _Segment:
 
 
 class _Pool:
-    """The segments of a data worker. One thread collates, others send."""
+    """The segments of a data worker. One thread of the worker collates, others send."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -86,7 +85,7 @@ class _Pool:
         self.most = MOST_SEGMENTS if hasattr(os, "memfd_create") and can_be_opened else 0
 
     def allocate(self, size: int) -> torch.Tensor | None:
-        """uint8 [size] in a segment that nobody uses; None where there is none to be had."""
+        """Memory in a free segment, uint8 [size]; None if there is none."""
         self._turn += 1
         try:
             segment = self._free_segment(size)
@@ -115,7 +114,7 @@ class _Pool:
         return found
 
     def send(self, tensor: torch.Tensor) -> tuple[int, ...] | None:
-        """The arguments of `received` for what `allocate` gave; None where another message has them already."""
+        """The arguments of `received` for a tensor of `allocate`; None if it lies elsewhere or was sent before."""
         address = tensor.data_ptr()
         with self._sending:
             for segment in self._segments:
@@ -126,7 +125,7 @@ class _Pool:
         return None
 
 
-_pool: _Pool | None = None  # of this process, when it is a worker
+_pool: _Pool | None = None  # of this process, if it is a data worker
 
 
 def _pool_here() -> _Pool:
@@ -137,25 +136,25 @@ def _pool_here() -> _Pool:
 
 
 def allocate(size: int) -> torch.Tensor | None:
-    """uint8 [size] for a batch of this data worker, shared with its readers; None where torch's way has to do."""
+    """Memory for a batch of this data worker that its readers share, uint8 [size]; None if there is none."""
     return _pool_here().allocate(size)
 
 
 def give_up() -> None:
-    """This worker has other memory that is written again and again."""
+    """Makes this worker use no segments, because its batches are written to slabs."""
     _pool_here().most = 0
 
 
 def sent(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    """The arguments of `received`, for one message; None for a tensor that is sent as any other."""
+    """The arguments of `received` for a tensor in a segment; None for a tensor to send as usual."""
     return None if _pool is None or _pool.pid != os.getpid() else _pool.send(tensor)
 
 
 def received(pid: int, fd: int, key: int, capacity: int, size: int) -> torch.Tensor:
-    """uint8 [size], in a segment of a worker.
+    """Makes a tensor over a segment of a worker, uint8 [size].
 
     Raises:
-        OSError: the worker is gone, and this process had not read the segment before.
+        OSError: the worker has exited, and this process has not read the segment before.
     """
     memory, lease = _mapped.get(key), Lease()
     if memory is None:
@@ -176,7 +175,7 @@ def _open(pid: int, fd: int, key: int, capacity: int) -> numpy.ndarray[Any, Any]
             raise ProcessLookupError(f"the data worker {pid} is gone, and the memory of its batch with it")
     finally:
         os.close(opened)
-    # The memory is kept as long as the worker may write to it. Who did not start the worker does not know how long.
+    # The process that started the worker keeps the memory as long as the worker lives. Others cannot know how long.
     for worker in multiprocessing.active_children():
         if worker.pid == pid:
             _mapped[key] = memory
@@ -185,7 +184,7 @@ def _open(pid: int, fd: int, key: int, capacity: int) -> numpy.ndarray[Any, Any]
 
 
 def _map(fd: int, size: int) -> numpy.ndarray[Any, Any]:
-    """uint8 [size] of a file's memory, mapped until nobody refers to it; the file may be closed."""
+    """Maps a file's memory, uint8 [size], until its last reference is gone; the file may be closed before."""
     return torch.from_file(f"/proc/self/fd/{fd}", shared=True, size=size, dtype=torch.uint8).numpy()
 
 
@@ -200,7 +199,7 @@ def _note(lease: Lease, header: numpy.ndarray[Any, Any]) -> None:
 
 
 def _give_up_live() -> None:
-    """Before a fork: the other process will see the same memory, and nobody will hear when it is done with it."""
+    """Gives up the segments of this process's tensors before a fork, because the child reads them without notice."""
     for header in list(_live.values()):
         header[GIVEN_UP] = 1
 

@@ -132,7 +132,7 @@ _inside = threading.local()  # `an_opener`: whether the thread is inside a stand
 
 
 def set_backend(is_on: bool) -> None:
-    """Says whether the image backend, which opens files by functions of its own, is on in this process."""
+    """Sets whether the image backend, which replaces the functions that open files, is on in this process."""
     _is_on["backend"] = is_on
 
 

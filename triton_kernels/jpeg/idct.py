@@ -106,8 +106,8 @@ def idct_kernel(
     only_first_row = tl.max(((c1 | c2 | c3 | c4 | c5 | c6 | c7) != 0).to(tl.int32), axis=1)[:, None] == 0
     c0, c1, c2, c3 = _wrapped(c0 * s0), _wrapped(c1 * s1), _wrapped(c2 * s2), _wrapped(c3 * s3)
     c4, c5, c6, c7 = _wrapped(c4 * s4), _wrapped(c5 * s5), _wrapped(c6 * s6), _wrapped(c7 * s7)
-    # The first pass makes 4 * c0 of an otherwise empty column. libjpeg-turbo has a way of its own if all are empty,
-    # on which 16 bits of that are kept.
+    # The first pass turns a column with zeros below c0 into 4 * c0. If all columns are such, libjpeg-turbo takes a
+    # shortcut that keeps 16 bits of this value.
     c0 = tl.where(only_first_row, (c0 << 18) >> 18, c0)
 
     # The 13 fractional bits of the constants, less the 2 that are kept.
