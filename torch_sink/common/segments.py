@@ -9,10 +9,10 @@ in the reader. A segment is mapped once by each of them:
     the batch lies                        ─────────►   makes a tensor over the same memory, which keeps it in use;
                                                        when the last tensor over it dies, the segment is free again
 
-A message names the file of the segment, which any process of the same user can open while the worker lives. A segment is
-sent once before it is free again, and its reader frees it. A segment that a forked process may still read is not written
-again. The memory has no name (a memfd), so the system frees it with the last process and the last tensor, even after a
-crash.
+A message names the file of the segment, which any process of the same user can open while the worker lives. A segment
+is sent once before it is free again, and its reader frees it. A segment that a forked process may still read is not
+written again. The memory has no name (a memfd), so the system frees it with the last process and the last tensor, even
+after a crash.
 """
 
 from __future__ import annotations
