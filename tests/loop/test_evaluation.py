@@ -94,6 +94,20 @@ def test_what_the_loops_own_forward_returns_is_averaged_over_samples() -> None:
     assert loop.evaluate(batches, metrics={"accuracy"}, forward=judge)["accuracy"] == by_hand(loop.model)["accuracy"]
 
 
+def test_a_loss_in_low_precision_is_averaged_in_float32() -> None:
+    """The loss of the loop's own forward is cast as in training: three times this one is no bfloat16."""
+    loop = make_loop(
+        loss_fn=None, amp="O1", forward=lambda net, batch: (0 * net(batch[0]).sum() + 1.0078125).bfloat16()
+    )
+    assert loop.evaluate(make_batches(1, size=3)) == {"loss": 1.0078125}
+
+
+def test_a_forward_is_checked_in_evaluations_too() -> None:
+    loop = make_loop(loss_fn=None, forward=lambda net, batch: (net(batch[0]).sum(), 3))
+    with pytest.raises(TypeError, match=r"forward returned \(loss, int\); return loss, or \(loss, dict\)"):
+        loop.evaluate(make_batches(1))
+
+
 @pytest.mark.parametrize("amp", ["O0", "O2"])
 def test_the_averaged_weights_are_evaluated(amp: str) -> None:
     loop = make_loop(ema=0.5, amp=amp)

@@ -35,7 +35,7 @@ class TrainingStep:
     """Forward pass, backward pass and, after every `accumulate`-th batch, the update; losses go to the log.
 
     Args:
-        loss_function: `loss_function(batch)` -> (loss, named values).
+        loss_function: `loss_function(batch, leaves)` -> (loss, named values); `leaves` may be None.
         gradient_sync: `gradient_sync(reduce)` -> context for forward and backward pass, in which gradients are reduced
             over the ranks or not.
         backward_context: `backward_context()` -> context for the backward pass.
