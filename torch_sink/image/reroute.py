@@ -98,8 +98,8 @@ def _rows() -> Iterator[Row]:
     yield transforms.RandomResizedCrop, "get_params", transform_methods.resized_crop_v1
     yield v2.RandomResizedCrop, "make_params", transform_methods.resized_crop_v2
     yield v2.RandomIoUCrop, "make_params", transform_methods.iou_crop
-    for kind in (transforms.RandomHorizontalFlip, transforms.RandomVerticalFlip):
-        yield kind, "forward", around(transform_methods.flip_v1)
+    for kind in (transforms.RandomHorizontalFlip, transforms.RandomVerticalFlip, transforms.ColorJitter):
+        yield kind, "forward", around(containers.alone)
     for kind in (autoaugment.AutoAugment, autoaugment.RandAugment, autoaugment.TrivialAugmentWide):
         yield kind, "forward", around(containers.alone)
     yield functional, "get_dimensions", around(transform_methods.dimensions)
@@ -116,7 +116,6 @@ def _rows() -> Iterator[Row]:
     base = v2_auto_augment._AutoAugmentBase
     yield base, "_flatten_and_extract_image_or_video", around(transform_methods.extract_image)
     yield base, "_unflatten_and_insert_image_or_video", around(transform_methods.insert_image)
-    yield transforms.ColorJitter, "forward", around(transform_methods.jitter_v1)
     yield v2.ColorJitter, "transform", around(transform_methods.jitter_v2)
     for kind in (autoaugment.AugMix, v2.AugMix):
         yield kind, "forward", around(augmix.forward)

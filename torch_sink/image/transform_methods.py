@@ -17,7 +17,6 @@ import torch
 from PIL import Image
 from torchvision import tv_tensors
 from torchvision.transforms import functional as F
-from torchvision.transforms import transforms
 from torchvision.transforms.v2 import Transform
 from torchvision.transforms.v2._utils import check_type, query_size
 from torchvision.transforms.v2.functional import convert_bounding_box_format
@@ -27,7 +26,7 @@ from torch_sink.image.core.fallback import count_function_modes
 from torch_sink.image.handles.augmix import BatchOfOne
 from torch_sink.image.handles.image import LazyImage
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
-from torch_sink.image.steps.draws import Room, applies_at_random, log_ratio, resized_crop
+from torch_sink.image.steps.draws import Room, log_ratio, resized_crop
 
 _HANDLE_TYPES = (LazyImage, *HANDLES)
 
@@ -175,36 +174,11 @@ def insert_image(stock: Callable[..., Any], transform: Any, flattened: Any, imag
     return image if flattened is _ALONE else stock(transform, flattened, image)
 
 
-_ADJUST = ("adjust_brightness", "adjust_contrast", "adjust_saturation", "adjust_hue")
-
-
-def jitter_v1(stock: Callable[..., Any], jitter: Any, img: Any) -> Any:
-    """For `transforms.ColorJitter.forward`, which compares tensors to find the order of its calls."""
-    if type(img) not in _HANDLE_TYPES:
-        return stock(jitter, img)
-    order, *factors = jitter.get_params(jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue)
-    for at in _as_list(order):
-        if at in range(4) and factors[at] is not None:
-            img = getattr(F, _ADJUST[at])(img, factors[at])
-    return img
-
-
 def jitter_v2(stock: Callable[..., Any], jitter: Any, inpt: Any, params: dict[str, Any]) -> Any:
     """For `v2.ColorJitter.transform`, which compares tensors as v1's does."""
-    return stock(jitter, inpt, {**params, "fn_idx": _as_list(params["fn_idx"])})
-
-
-def flip_v1(stock: Callable[..., Any], flip: Any, img: Any) -> Any:
-    """For `forward` of `transforms.RandomHorizontalFlip` and `RandomVerticalFlip`."""
-    if type(img) not in _HANDLE_TYPES:
-        return stock(flip, img)
-    if not applies_at_random(flip):
-        return img
-    return F.hflip(img) if isinstance(flip, transforms.RandomHorizontalFlip) else F.vflip(img)
-
-
-def _as_list(order: Any) -> Any:
-    return order.tolist() if isinstance(order, torch.Tensor) else order
+    order = params["fn_idx"]
+    order = order.tolist() if isinstance(order, torch.Tensor) else order
+    return stock(jitter, inpt, {**params, "fn_idx": order})
 
 
 def forward(applies: Callable[[Any], bool]) -> Callable[..., Any]:
