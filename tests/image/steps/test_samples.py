@@ -152,6 +152,23 @@ def test_random_pipelines_of_samples(first: int) -> None:
         assert_stocks(container, SAMPLES[chance.choice(list(SAMPLES))], range(seed, seed + 1))
 
 
+def test_sizes_that_disagree_behind_a_rotation_are_stocks_error() -> None:
+    """torchvision rounds the sizes of rotated images and of their boxes in different ways."""
+    container = v2.Compose([v2.RandomRotation((33, 33), expand=True), v2.RandomCrop(9), *VALUES])
+
+    def sample(image: Image.Image) -> tuple[Any, ...]:
+        cut = image.crop((0, 0, 20, 21))
+        return cut, _boxes(cut)
+
+    with pytest.raises(ValueError, match="Found multiple HxW dimensions"):
+        container(*sample(photo()))
+    with (
+        torch_sink.image_backend("device", device="cpu"),
+        pytest.raises(ValueError, match="Found multiple HxW dimensions"),
+    ):
+        container(*sample(photo()))
+
+
 def test_hooks_and_own_methods_of_samples_are_called() -> None:
     calls: list[str] = []
     flip, crop = v2.RandomHorizontalFlip(1.0), v2.RandomCrop(20)

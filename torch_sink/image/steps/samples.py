@@ -31,8 +31,12 @@ class Sample:
             elif type(leaf) not in _MOVED and type(leaf) not in _KEPT:
                 self.place, self.image = len(self.leaves), None
         self.moved = [at for at, leaf in enumerate(self.leaves) if type(leaf) in _MOVED]
-        if any(_size_of(self.leaves[at]) != tuple(getattr(self.image, "lazy_shape", ())[1:]) for at in self.moved):
-            self.image = None  # stock code says what is wrong
+        self.agrees = self._has_one_size()
+
+    def _has_one_size(self) -> bool:
+        """False where stock code may say what is wrong, and where nothing is a draft."""
+        size = tuple(self.image.lazy_shape[1:]) if type(self.image) is Draft else None
+        return all(_size_of(self.leaves[at]) == size for at in self.moved)
 
     def takes(self, transform: Any) -> bool:
         """Whether a step has drawn, and recorded the image, and all beside it has moved; else the transform is to be
@@ -40,7 +44,7 @@ class Sample:
         """
         draft = self.image
         run = run_of(transform) if takes_samples(transform) else None
-        if run is None or type(draft) is not Draft or draft.kind is LazyTensor:
+        if run is None or type(draft) is not Draft or draft.kind is LazyTensor or not self.agrees:
             return False
         draft.moves = None
         made = run(transform, draft)
@@ -50,6 +54,7 @@ class Sample:
         if draft.moves is not None:
             for at in self.moved:
                 self.leaves[at] = transform.transform(self.leaves[at], draft.moves)
+            self.agrees = self._has_one_size()
         return True
 
     def inputs(self) -> Any:
@@ -72,7 +77,7 @@ def run_on_sample(transforms: Iterable[Any], inputs: tuple[Any, ...]) -> Any:
     for transform in transforms:
         if sample is None and is_usual and takes_samples(transform):
             sample = Sample(inputs)
-            is_usual = type(sample.image) is Draft
+            is_usual = type(sample.image) is Draft and sample.agrees
         if sample is not None and sample.takes(transform):
             continue
         if sample is not None:
