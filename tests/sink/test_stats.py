@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from sink.conftest import wait_for
 from torch_sink.sink import QueueStats, SinkLoader
 from torch_sink.sink.producer import ThreadProducer
-from torch_sink.sink.stats import StatsRecorder
+from torch_sink.sink.stats import StatsCollector
 
 
 class Throttled(Dataset):
@@ -96,25 +96,25 @@ def test_stats_before_the_first_batch_and_as_text() -> None:
     assert str(stats).splitlines()[1].startswith("too few batches to tell: ask again after 20 batches")
 
 
-def recorded(waits: list[float]) -> QueueStats:
-    recorder = StatsRecorder()
+def collected(waits: list[float]) -> QueueStats:
+    collector = StatsCollector()
     for seconds in waits:
-        recorder.fetched(0, seconds, empty=seconds > 0, full=False)
-    return recorder.snapshot(bytes_held=0)
+        collector.fetched(0, seconds, empty=seconds > 0, full=False)
+    return collector.collected(bytes_held=0)
 
 
 def test_the_verdict_leaves_out_the_warm_up_and_names_its_percentiles() -> None:
     """The first fetch waits for workers to start; 3 batches of it say nothing about the other 997."""
-    assert recorded([5.0, 5.0, 5.0]).verdict == "too few batches to tell"
-    assert recorded([5.0] * 19).verdict == "too few batches to tell"
-    assert recorded([5.0] * 20).verdict == "input-bound"
-    stats = recorded([5.0] * 10 + [0.0] * 10)
+    assert collected([5.0, 5.0, 5.0]).verdict == "too few batches to tell"
+    assert collected([5.0] * 19).verdict == "too few batches to tell"
+    assert collected([5.0] * 20).verdict == "input-bound"
+    stats = collected([5.0] * 10 + [0.0] * 10)
     assert (stats.verdict, stats.empty, stats.judged, stats.judged_empty) == ("compute-bound", 10, 10, 0)
-    mixed = recorded([5.0] * 10 + [0.0] * 60 + [0.001 * number for number in range(1, 41)])
+    mixed = collected([5.0] * 10 + [0.0] * 60 + [0.001 * number for number in range(1, 41)])
     assert mixed.verdict == "input-bound"
     assert "queue empty at 40 of 100 fetches, waits p50 0.00 ms, p90 31.00 ms, p99 40.00 ms" in str(mixed)
-    assert "after the warm-up" not in str(recorded([5.0] * 10)), "nothing came after it"
-    assert recorded([0.25] * 3).consumer_wait_p50_seconds == 0.25, "a short run has its figures too"
+    assert "after the warm-up" not in str(collected([5.0] * 10)), "nothing came after it"
+    assert collected([0.25] * 3).consumer_wait_p50_seconds == 0.25, "a short run has its figures too"
 
 
 def test_host_cost_of_ready_tensors() -> None:

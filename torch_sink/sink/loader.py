@@ -251,7 +251,7 @@ class SinkLoader:
         """What the queue saw so far."""
         self._check_process()
         planned = self._slots.bytes_planned()
-        return self._producer.stats.snapshot(self._producer.bytes_held() if planned is None else planned)
+        return self._producer.stats.collected(self._producer.bytes_held() if planned is None else planned)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ from torch_sink.errors import SinkError, SinkTimeout
 from torch_sink.sink.openers import stop_workers_under
 from torch_sink.sink.passes import Item, Pass
 from torch_sink.sink.slots import Slots
-from torch_sink.sink.stats import StatsRecorder
+from torch_sink.sink.stats import StatsCollector
 from torch_sink.sink.workers import PassCancelled
 
 WATCH_SECONDS = 0.25  # how often a waiting consumer looks after the workers
@@ -39,7 +39,7 @@ class Producer:
 
     def __init__(self, slots: Slots) -> None:
         self.slots = slots
-        self.stats = StatsRecorder()
+        self.stats = StatsCollector()
         self.current: Pass | None = None  # the pass that is read; None behind its end
         self.held: Item | None = None  # the item whose batch the consumer uses
         self.ready: deque[Item] = deque()  # what waits for the consumer; copy() is one C call, beside the thread's
@@ -100,7 +100,7 @@ class Producer:
 
     def start_over(self) -> None:
         """Begins statistics and slots anew, after `drop`."""
-        self.stats, self._latest_slot = StatsRecorder(), -1
+        self.stats, self._latest_slot = StatsCollector(), -1
 
     def bytes_held(self) -> int:
         """Bytes of the batches that wait here or are in use."""

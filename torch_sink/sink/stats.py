@@ -22,7 +22,7 @@ ADVICE = {
 
 @dataclass(frozen=True)
 class QueueStats:
-    """A snapshot of a `SinkLoader`'s queue.
+    """What a `SinkLoader`'s queue saw so far.
 
     Attributes:
         batches: batches delivered since the loader was made.
@@ -88,7 +88,7 @@ class QueueStats:
         )
 
 
-class StatsRecorder:
+class StatsCollector:
     """Collects what `QueueStats` shows.
 
     Consumer figures are written by the consumer only and producer figures by the producer only; each update is a
@@ -105,6 +105,7 @@ class StatsRecorder:
         self.producer_waits: deque[float] = deque(maxlen=WAITS_KEPT)
 
     def fetched(self, queue_size: int, waited_seconds: float, *, empty: bool, full: bool) -> None:
+        """Counts a fetch by the consumer, which found `queue_size` batches ready."""
         self.queue_sizes.append(queue_size)
         self.latest_waits.append(waited_seconds)
         self.batches += 1
@@ -116,7 +117,7 @@ class StatsRecorder:
             self.consumer_waits.append(waited_seconds)
 
     def made_on_demand(self, waited_seconds: float, step_seconds: float) -> None:
-        """A fetch without a queue; counts as one of an empty queue if it took over half of the consumer's step."""
+        """Counts a fetch without a queue: as one of an empty queue if it took over half of the consumer's step."""
         self.fetched(0, waited_seconds, empty=waited_seconds > 0.5 * step_seconds, full=False)
 
     def recent(self, queue_size: int, waited_seconds: float) -> str:
@@ -125,7 +126,8 @@ class StatsRecorder:
         sizes = [*self.queue_sizes, queue_size][-LAST_SHOWN:]
         return f"last queue sizes {sizes}, last waits in seconds [{', '.join(f'{wait:.3f}' for wait in waits)}]"
 
-    def snapshot(self, bytes_held: int) -> QueueStats:
+    def collected(self, bytes_held: int) -> QueueStats:
+        """The figures so far; `bytes_held` are those of the slots now."""
         consumer, producer = _sorted(self.consumer_waits or self.latest_waits), _sorted(self.producer_waits)
         return QueueStats(
             batches=self.batches,
