@@ -2,7 +2,7 @@
 
 The block that a batch travels in begins with the files. Each stands there once, as it is, but for the gaps that make
 its entropy-coded data begin at a multiple of 16 bytes: before the file, and after each restart marker. The tables of
-the files follow. The block is copied to the device as a whole, and nobody touches its bytes on the way.
+the files follow. The block is copied to the device as a whole, and its bytes stay as they are on the way.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ _Laid = tuple[JpegBatch, np.ndarray, np.ndarray]
 
 
 def _batches(files: JpegFiles, boxes: np.ndarray, lane_bits: int, tile: TileShape) -> Iterator[_Laid]:
-    """The files in batches that fit into a launch; a larger file is a batch of its own."""
+    """The files in batches that fit into a launch; a larger file is alone in its batch."""
     laid, count = batch_of(files, boxes, lane_bits, tile), len(boxes)
     batch, *_ = laid
     if count == 1 or (batch.blocks <= _MOST_BLOCKS and batch.stream_bytes <= _MOST_STREAM_BYTES):

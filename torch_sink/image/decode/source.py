@@ -19,9 +19,9 @@ from torch_sink.image.decode.jpeg_header import JpegHeader, read_jpeg_header
 
 
 class EncodedSource(NamedTuple):
-    """A complete JPEG file that nobody has decoded yet."""
+    """A complete JPEG file that is not decoded yet."""
 
-    data: bytes | memoryview  # the file; a view of the block that a batch travels in, or bytes of its own
+    data: bytes | memoryview  # the file; bytes, or a view of the block that a batch travels in
     path: str  # for messages
     header: JpegHeader
     mode: str  # "L" or "RGB", the mode its pixels are wanted in
@@ -52,7 +52,7 @@ class EncodedSource(NamedTuple):
 
 
 class PixelSource(NamedTuple):
-    """Pixels that exist already, in a Pillow image that nobody else writes to; mode "L" or "RGB"."""
+    """Pixels that exist already, in a Pillow image that is never written to; mode "L", "RGB" or "P"."""
 
     image: Image.Image
     path: str = "an image in memory"

@@ -37,7 +37,7 @@ _keep_none: weakref.WeakSet[Any] = weakref.WeakSet()
 def keep_images_of(loader: Any) -> None:
     """Makes the pixels of the images in a DataLoader's dataset that wait for them, when a pass begins.
 
-    A file that nobody has used or loaded is left alone: its `draft` may still be called. A dataset without images is
+    A file that was neither used nor loaded is left alone: its `draft` may still be called. A dataset without images is
     not searched at every pass: the annotations of a large one take seconds.
     """
     is_first_pass = loader not in _begun

@@ -205,10 +205,6 @@ Operation(
 # --- gray images with three channels
 
 
-def _to_rgb(family: str, handle: Any) -> Any:
-    return handle if handle.lazy_shape[0] == 3 else _spread(handle, "v2.grayscale_to_rgb")
-
-
 def _spread(handle: Any, name: str) -> Any:
     """Records a call that makes three equal channels of one."""
     channels, height, width = handle.lazy_shape
@@ -231,7 +227,11 @@ def _rgb_examples(a: Arguments) -> Iterator[Example]:
 Operation(
     "gray to RGB",
     stock=stock_of("grayscale_to_rgb"),
-    record={"v2.grayscale_to_rgb": _to_rgb},
+    record={
+        "v2.grayscale_to_rgb": lambda family, handle: (
+            handle if handle.lazy_shape[0] == 3 else _spread(handle, "v2.grayscale_to_rgb")
+        ),
+    },
     lower=_lower_to_rgb,
     examples=_rgb_examples,
     transforms={"RGB": [sample()]},

@@ -266,11 +266,8 @@ def _fills(family: str, handle: Any, fill: Any, is_used: bool) -> tuple[Any, ...
     if handle.lazy_dtype == torch.float32:
         return values
     values = tuple(map(int, values))
-    return values if not is_used or (handle.lazy_dtype == torch.uint8 and _are_bytes(values)) else None
-
-
-def _are_bytes(values: tuple[int, ...]) -> bool:
-    return min(values) >= 0 and max(values) <= 255
+    are_bytes = handle.lazy_dtype == torch.uint8 and 0 <= min(values) <= max(values) <= 255
+    return values if are_bytes or not is_used else None
 
 
 def _pad_examples(a: Arguments) -> Iterator[Example]:

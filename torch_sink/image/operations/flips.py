@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torchvision.transforms import InterpolationMode as Mode
 from torchvision.transforms import _functional_tensor as F_tensor
 from torchvision.transforms.v2 import functional as F_v2
 
-from torch_sink.image.core.examples import Arguments, Example, of_method, sample
+from torch_sink.image.core.examples import Example, of_method, sample
 from torch_sink.image.core.lowering import LoweredImage, byte_fill
 from torch_sink.image.core.ops import Op, Operation, always
 from torch_sink.triton_kernels.rows import Kind
@@ -126,15 +125,11 @@ def _lower_turns(lowered: LoweredImage, turns: int) -> None:
         _lower_transpose(lowered, _TURNS[turns])
 
 
-def _turn_examples(a: Arguments) -> Iterator[Example]:
-    yield Example("rotate", (90.0, Mode.BILINEAR), {"expand": True}, "BILINEAR, a quarter turn")
-
-
 Operation(
     "quarter turns",
     stock={"v2.quarter_turns": lambda image, turns: image.rot90(turns, (-2, -1)) if turns else image.clone()},
     lower=_lower_turns,
-    examples=_turn_examples,
+    examples=lambda a: iter([Example("rotate", (90.0, Mode.BILINEAR), {"expand": True}, "BILINEAR, a quarter turn")]),
     changes_layout=always,
 )
 

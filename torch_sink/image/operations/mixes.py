@@ -159,10 +159,6 @@ def _mix_up_batch(batch: Any, params: dict[str, Any]) -> Any:
     return batch.record_mix(Op("batch.mix_up", (params["lam"],))) if batch.dtype.is_floating_point else NotImplemented
 
 
-def _cut_mix_batch(batch: Any, params: dict[str, Any]) -> Any:
-    return batch.record_mix(Op("batch.cut_mix", (params["box"],)))
-
-
 Operation(
     "MixUp",
     stock={"batch.mix_up": _mix_up},
@@ -172,6 +168,6 @@ Operation(
 Operation(
     "CutMix",
     stock={"batch.cut_mix": _cut_mix},
-    record={"CutMix.transform": _cut_mix_batch},
+    record={"CutMix.transform": lambda batch, params: batch.record_mix(Op("batch.cut_mix", (params["box"],)))},
     transforms={"CutMix": [sample(num_classes=4, form="batch")]},
 )

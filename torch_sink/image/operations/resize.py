@@ -232,20 +232,12 @@ def _examples(a: Arguments) -> Iterator[Example]:
     yield Example("resize", ([a.height, 1],), label="to one column")
 
 
-def _stock_v1(image: Any, size: tuple[int, int], mode: Mode, antialias: bool) -> Any:
-    return F_tensor.resize(image, list(size), mode.value, antialias)
-
-
-def _stock_v2(image: Any, size: tuple[int, int], mode: Mode, antialias: bool) -> Any:
-    return F_v2.resize_image(image, list(size), mode, antialias=antialias)
-
-
 Operation(
     "resize",
     stock={
         "pil.resize": lambda image, size, resample: image.resize(size, resample),
-        "v1.resize": _stock_v1,
-        "v2.resize": _stock_v2,
+        "v1.resize": lambda image, size, mode, antialias: F_tensor.resize(image, list(size), mode.value, antialias),
+        "v2.resize": lambda image, size, mode, antialias: F_v2.resize_image(image, [*size], mode, antialias=antialias),
     },
     record={
         "v1.resize": _resize_v1, "v2.resize": _resize_v2, "v2.resized_crop": _resized_crop,

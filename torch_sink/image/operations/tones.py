@@ -18,7 +18,7 @@ from PIL import Image
 from torch_sink.image.core.arguments import is_computed_in_float32, is_factor, is_number, is_rounded_by_torch
 from torch_sink.image.core.examples import Arguments, Example, of_method, sample
 from torch_sink.image.core.lowering import FAMILIES, LoweredImage, by_formula, float_bits, three
-from torch_sink.image.core.ops import NUMERIC, STOCK, Op, Operation
+from torch_sink.image.core.ops import NUMERIC, STOCK, Op, Operation, Recorder
 from torch_sink.image.operations.functionals import functional
 from torch_sink.triton_kernels.rows import Formula, Kind
 
@@ -31,8 +31,9 @@ def _is_exact_bytes(handle: Any) -> bool:
 # --- by the histogram
 
 
-def _autocontrast(family: str, handle: Any) -> Any:
-    return handle.record(Op(f"{family}.autocontrast")) if _is_exact_bytes(handle) else NotImplemented
+def _on_exact_bytes(name: str) -> Recorder:
+    """Records a call without arguments, on exact bytes alone."""
+    return lambda family, handle: handle.record(Op(f"{family}.{name}")) if _is_exact_bytes(handle) else NotImplemented
 
 
 def _lower_autocontrast(lowered: LoweredImage, formula: Formula) -> None:
@@ -42,14 +43,10 @@ def _lower_autocontrast(lowered: LoweredImage, formula: Formula) -> None:
 
 functional(
     "autocontrast",
-    _autocontrast,
+    _on_exact_bytes("autocontrast"),
     by_formula("autocontrast", _lower_autocontrast, FAMILIES),
     transforms={"RandomAutocontrast": [sample(p=1.0)]},
 )
-
-
-def _equalize(family: str, handle: Any) -> Any:
-    return handle.record(Op(f"{family}.equalize")) if _is_exact_bytes(handle) else NotImplemented
 
 
 def _lower_equalize(lowered: LoweredImage) -> None:
@@ -59,7 +56,7 @@ def _lower_equalize(lowered: LoweredImage) -> None:
 
 functional(
     "equalize",
-    _equalize,
+    _on_exact_bytes("equalize"),
     _lower_equalize,
     transforms={"RandomEqualize": [sample(p=1.0)]},
 )
@@ -123,13 +120,9 @@ functional(
 # --- inversion
 
 
-def _invert(family: str, handle: Any) -> Any:
-    return handle.record(Op(f"{family}.invert")) if handle.lazy_dtype in NUMERIC else NotImplemented
-
-
 functional(
     "invert",
-    _invert,
+    lambda family, handle: handle.record(Op(f"{family}.invert")) if handle.lazy_dtype in NUMERIC else NotImplemented,
     lambda lowered: lowered.add(Kind.INVERT),
     transforms={"RandomInvert": [sample(p=1.0)]},
 )
@@ -171,10 +164,6 @@ def _byte_table(lut: Any, channels: int) -> bytes | None:
     return bytes(min(max(round(value), 0), 255) for value in lut)
 
 
-def _lower_point(lowered: LoweredImage, table: bytes) -> None:
-    look_up(lowered, *_point_tables(table))
-
-
 @functools.lru_cache(maxsize=1024)
 def _point_tables(table: bytes) -> tuple[np.ndarray, ...]:
     return tuple(np.frombuffer(table, np.uint8).astype(np.float32).view(np.int32).reshape(-1, 256))
@@ -204,6 +193,6 @@ Operation(
     "point",
     stock={"pil.point": lambda image, table: image.point(list(table))},
     record={"Image.point": _point},
-    lower=_lower_point,
+    lower=lambda lowered, table: look_up(lowered, *_point_tables(table)),
     examples=_tables,
 )

@@ -1,7 +1,7 @@
 """Conversions of images and types; normalization, and arithmetic with constants.
 
 A sum, a difference or a quotient is a normalization with one step left out, (x - mean) / std, which gives stock code's
-very bits. A product is a call of its own: stock code's bits while a table of 256 values stands for the floats, and
+very bits. A product is another call: stock code's bits while a table of 256 values stands for the floats, and
 behind that a division by the reciprocal, whose last bit may differ where the constant is no power of two.
 """
 

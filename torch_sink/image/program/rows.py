@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from torch_sink.image.core.lowering import ATOM_BYTES, ATOM_COLUMNS, OUTPUT_HEIGHT, ResizeWeights
-from torch_sink.image.decode.jpeg_block import ALIGNMENT_BYTES
+from torch_sink.image.decode.jpeg_block import aligned
 from torch_sink.image.program import jobs as run
 from torch_sink.image.program.jobs import ImagePlan
 from torch_sink.image.program.stages import STAGE_COLUMNS, Stage
@@ -74,7 +74,7 @@ class Rows:
         # Planes of the three channels, one after the other: neighbors in a row are neighbors in memory.
         value_bytes = np.where(stage.target_kind == rows.FLOATS, _FLOAT_BYTES, 1)
         plane = height * width
-        taken = -(-3 * plane * value_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES * ~is_result
+        taken = aligned(3 * plane * value_bytes) * ~is_result
         target = np.stack([(taken.cumsum() - taken) // value_bytes, width, np.ones_like(width), plane], axis=1)
         target[is_result] = _OF_IMAGE
         source = target[read]

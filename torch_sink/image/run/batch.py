@@ -176,7 +176,7 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
         self._refuse_meta()
         report_fallback("batch", "used on the CPU before it was moved to the device", "torch")
         if self.lazy_base is None:
-            self.become(self._made_on_cpu().data)  # nobody has written to it
+            self.become(self._made_on_cpu().data)  # whose count of writes begins at 0
         else:
             self.lazy_base.make_view(self)
 

@@ -56,7 +56,7 @@ def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
         try:
             run_on_cpu(decoded_once(items), out)
         except DecodeError:
-            pass  # whoever uses the batch decides what becomes of a damaged image
+            pass  # the user of the batch decides about damaged images
         else:
             for item in items:
                 item.lazy_was_collated = True
