@@ -19,8 +19,8 @@ PYTHON_CORE ?= $(PYTHON)
 VENV ?= .venv
 VENV_OLDEST ?= .venv-oldest
 VENV_CORE ?= .venv-core
-# Two test files at a time: many of them wait for processes of their own.
-PYTEST_FLAGS ?= -n 2 --dist loadfile --no-loadscope-reorder
+# Three test files at a time, on two cores: one of them often waits for time to pass.
+PYTEST_FLAGS ?= -n 3 --dist loadfile --no-loadscope-reorder
 PART ?= all
 TRIAL ?=
 RESULTS ?= local/gpu

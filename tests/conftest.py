@@ -18,7 +18,7 @@ os.environ["PYTHONPATH"] = (
 # OpenMP threads that spin while they wait take the cores that the data workers need. Read when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # As many files at a time as there are cores: each has one to itself.
+    # Several files at a time: none takes more than one core.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np

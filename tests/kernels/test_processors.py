@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.once
-
 SCRIPT = Path(__file__).with_name("processors_run.py")
 
 
@@ -34,6 +32,7 @@ def check(processors: list[dict[str, Any]], capabilities: list[str], rows: int) 
     assert len({tuple(each["bits"]) for each in processors}) > 1
 
 
+@pytest.mark.once_on_oldest
 def test_pipelines_record_on_processors_without_avx2() -> None:
     """Where torchvision resizes bytes through float32, as kernels do then."""
     files = [
@@ -48,10 +47,12 @@ def test_pipelines_record_on_processors_without_avx2() -> None:
     assert finished.returncode == 0, finished.stdout
 
 
+@pytest.mark.once
 def test_promises_hold_on_other_processors() -> None:
     check(measured(seconds=300), ["DEFAULT", "AVX2"], rows=50)
 
 
 @pytest.mark.slow
+@pytest.mark.once
 def test_the_whole_table_on_other_processors() -> None:
     check(measured("whole", seconds=3600), ["DEFAULT", "AVX2", "DEFAULT", "AVX2"], rows=295)

@@ -28,7 +28,11 @@ def load_example(name: str) -> ModuleType:
 
 
 sys.path.append(str(EXAMPLES / "demo"))  # what demo.py imports lies beside it
-demo = load_example("demo/demo")
+
+
+@pytest.fixture(scope="module")
+def demo() -> ModuleType:
+    return load_example("demo/demo")
 
 
 def run_example(*arguments: object, timeout: float = 900) -> subprocess.CompletedProcess[str]:
@@ -72,7 +76,7 @@ def test_the_demo_prints_a_line_for_each_run(short_demo: tuple[str, dict, Path])
     [([10, 11], [10.5, 12], True), ([10, 11], [8, 9], False), ([10, 11], [12, 13], False)],
 )
 def test_speeds_whose_runs_overlap_are_no_difference(
-    stock: list[float], sink: list[float], is_noise: bool, short_demo: tuple[str, dict, Path]
+    stock: list[float], sink: list[float], is_noise: bool, short_demo: tuple[str, dict, Path], demo: ModuleType
 ) -> None:
     _, report, _ = short_demo
     report = copy.deepcopy(report)
@@ -91,7 +95,7 @@ def test_the_demo_prints_the_lines_that_differ(short_demo: tuple[str, dict, Path
     assert all(line in script for line in added)
 
 
-def test_the_demo_fails_when_the_runs_differ(short_demo: tuple[str, dict, Path]) -> None:
+def test_the_demo_fails_when_the_runs_differ(short_demo: tuple[str, dict, Path], demo: ModuleType) -> None:
     _, report, _ = short_demo
     report = copy.deepcopy(report)
     report["machine"]["gpu"] = None
@@ -106,7 +110,9 @@ def test_the_demo_fails_when_the_runs_differ(short_demo: tuple[str, dict, Path])
 @pytest.mark.parametrize(
     ("losses", "expected"), [([1.0, 2.5], 0.5), ([1.0], float("inf")), ([1.0, float("nan")], float("inf"))]
 )
-def test_loss_curves_of_unequal_length_or_with_nan_differ(losses: list[float], expected: float) -> None:
+def test_loss_curves_of_unequal_length_or_with_nan_differ(
+    losses: list[float], expected: float, demo: ModuleType
+) -> None:
     assert demo.largest_difference([1.0, 2.0], losses) == expected
 
 

@@ -5,9 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 from image.cases import array_opener, encoded, opener
 from image.check import Opener
 from image.random_pipelines import Scenario, compare_scenario
+
+
+class Later:
+    """A library that is imported when a test first uses it, or the test is skipped.
+
+    Imported when tests are collected, it would make every process larger that a worker of pytest forks, tests of other
+    folders included.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("_", "pytest")):
+            raise AttributeError(name)  # which pytest asks every value of a module for
+        return getattr(pytest.importorskip(self._name, reason="the extra third-party is not installed"), name)
 
 
 def photographs() -> list[Opener]:

@@ -14,9 +14,9 @@ import torch
 from image.check import assert_same_bits
 
 import torch_sink
-from third_party.compare import assert_same_as_stock, photographs
+from third_party.compare import Later, assert_same_as_stock, photographs
 
-data = pytest.importorskip("timm.data", reason="the extra third-party is not installed")
+data = Later("timm.data")
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

@@ -17,7 +17,6 @@ from functorch.compile import aot_function, nop
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
-from torch.utils.tensorboard import _pytorch_graph as pytorch_graph
 from torch.utils.weak import WeakTensorKeyDictionary
 from torchvision import tv_tensors
 from torchvision.transforms import functional as F
@@ -153,6 +152,8 @@ def differentiated(x: torch.Tensor) -> Any:
 
 def graph_of(x: torch.Tensor) -> str:
     """What `SummaryWriter.add_graph` writes."""
+    from torch.utils.tensorboard import _pytorch_graph as pytorch_graph  # which loads TensorBoard
+
     return str(pytorch_graph.graph(nn.Conv2d(3, 2, 3), x)[0])
 
 
