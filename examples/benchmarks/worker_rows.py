@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,11 +16,11 @@ from torchvision.datasets.folder import default_loader
 from torchvision.transforms import v2
 
 from torch_sink.cli.pipelines import CROP, MEAN, PIPELINES, RESIZE, STD, Counted, Images, Pipeline
-from torch_sink.cli.worker_cost import WARM_UP_BATCHES, WARM_UP_SAMPLES
+from torch_sink.cli.worker_cost import WARM_UP_BATCHES
 
 LARGE, IN_MEMORY, SMALL, FEW, VIEWS = 256, 128, 32, 16, 8
 COUNTED = {LARGE: 2, IN_MEMORY: 5, SMALL: 3, FEW: 4, VIEWS: 4}  # batch size -> batches of a round that count
-MOST_FILES = LARGE * (COUNTED[LARGE] + 1)
+MOST_FILES = LARGE * (COUNTED[LARGE] + WARM_UP_BATCHES)
 HEADLINE = ("v1 train", "v1 train + ColorJitter", "v1 train + RandAugment")
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 MNIST_MEAN, MNIST_STD = (0.1307,), (0.3081,)
@@ -50,8 +49,7 @@ class Row(NamedTuple):
 
     def pipeline(self, name: str, files: Sequence[Path]) -> Pipeline:
         """Its dataset is as long as a round, so that no worker is ahead of it."""
-        warm_up = min(WARM_UP_BATCHES, math.ceil(WARM_UP_SAMPLES / self.batch_size)) * self.batch_size
-        dataset = self.make(files[: self.images + warm_up])
+        dataset = self.make(files[: self.images + WARM_UP_BATCHES * self.batch_size])
         collate = Counted(self.collate, is_batch=True)
         return Pipeline(name, dataset, {"batch_size": self.batch_size, "shuffle": True, "collate_fn": collate})
 

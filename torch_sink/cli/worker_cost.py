@@ -25,8 +25,7 @@ from torch_sink.common.patches import Patches
 from torch_sink.errors import SinkError
 from torch_sink.image.core.fallback import ledger
 
-# The first batches of a worker do not count, because caches are empty: at most so many, or fewer with so many samples.
-WARM_UP_BATCHES, WARM_UP_SAMPLES = 3, 96
+WARM_UP_BATCHES = 4  # the first ones of a worker do not count: they fill caches, and make memory that is used again
 _NOTE = (
     "CPU time of a worker process of a plain DataLoader: median of the rounds (least to most). recording: where a GPU "
     "makes the pixels; on the CPU: where the worker makes them, without a GPU."
@@ -104,11 +103,7 @@ def seconds_a_sample(batches: Iterator[tuple[int, float, Any]], images: int) -> 
     The process reads its clock when a batch is collated. Its later work for that batch counts for the next one, so the
     time between two readings is the whole cost of a batch.
     """
-    made = 0
-    for count, begun, _ in islice(batches, WARM_UP_BATCHES):  # noqa: B007 the last one is used
-        made += count
-        if made >= WARM_UP_SAMPLES:
-            break
+    *_, (_, begun, _) = islice(batches, WARM_UP_BATCHES)
     made = 0
     while made < images:
         count, now, _ = next(batches)

@@ -35,6 +35,7 @@ MOST_SEGMENTS = 16  # of a worker: fewer batches are under way, but a program ma
 IDLE_BATCHES = 64  # a segment that was not needed for so many batches is given up
 # Capacity of a segment, in sizes of its first batch; the system allocates only the part that is used.
 ROOM = 2
+MOST_COPIED_BYTES = 1 << 16  # what is smaller costs less in the message itself
 HEADER_BYTES = mmap.PAGESIZE
 IN_USE, GIVEN_UP, KEY = 0, 1, 2  # the words of a segment's header
 
@@ -85,8 +86,10 @@ class _Pool:
         self.most = MOST_SEGMENTS if hasattr(os, "memfd_create") and can_be_opened else 0
 
     def allocate(self, size: int) -> torch.Tensor | None:
-        """Memory in a free segment, uint8 [size]; None if there is none."""
+        """Memory in a free segment, or memory of its own if it is small, uint8 [size]; None if there is none."""
         self._turn += 1
+        if self.most and size <= MOST_COPIED_BYTES:
+            return torch.empty(size, dtype=torch.uint8, device="cpu")
         try:
             segment = self._free_segment(size)
             if segment is None:
@@ -136,7 +139,7 @@ def _pool_here() -> _Pool:
 
 
 def allocate(size: int) -> torch.Tensor | None:
-    """Memory for a batch of this data worker that its readers share, uint8 [size]; None if there is none."""
+    """Memory for a batch of this data worker that is cheap to send, uint8 [size]; None if there is none."""
     return _pool_here().allocate(size)
 
 
@@ -185,7 +188,7 @@ def _open(pid: int, fd: int, key: int, capacity: int) -> numpy.ndarray[Any, Any]
 
 def _map(fd: int, size: int) -> numpy.ndarray[Any, Any]:
     """Maps a file's memory, uint8 [size], until its last reference is gone; the file may be closed before."""
-    return torch.from_file(f"/proc/self/fd/{fd}", shared=True, size=size, dtype=torch.uint8).numpy()
+    return torch.from_file(f"/proc/self/fd/{fd}", shared=True, size=size, dtype=torch.uint8, device="cpu").numpy()
 
 
 def _header(memory: numpy.ndarray[Any, Any]) -> numpy.ndarray[Any, Any]:

@@ -29,6 +29,7 @@ from torch_sink.common.slabs import (
     Offer,
     map_shared,
     receive,
+    tensor_alone,
     tensor_at,
     tensor_of,
     tensor_over,
@@ -76,6 +77,24 @@ def _become_writer(slabs: Offer, worker: int) -> _Writer:
 
     torch.UntypedStorage._new_shared = classmethod(new_shared)  # type: ignore[assignment, method-assign]
     return _writer
+
+
+def send_small_tensors_by_value() -> None:
+    """From now on, small tensors such as labels travel in the messages of this data worker."""
+    reduction.ForkingPickler.register(torch.Tensor, _reduce_alone)
+
+
+def _reduce_alone(tensor: torch.Tensor) -> Any:
+    """As torch, but by value where the tensor is small and shares memory with no other one."""
+    is_ordinary = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_quantized
+    if is_ordinary and 0 < tensor.nbytes <= segments.MOST_COPIED_BYTES and tensor.is_contiguous():
+        storage = tensor.untyped_storage()
+        users = torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined]
+        is_alone = users == 2 and storage.nbytes() == tensor.nbytes and not storage.is_shared()
+        if is_alone and not (tensor.requires_grad or tensor.is_neg() or tensor.is_conj()):
+            values = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)  # type: ignore[call-overload]
+            return tensor_alone, (values.numpy().tobytes(), tuple(tensor.shape), tensor.dtype)
+    return reductions.reduce_tensor(tensor)
 
 
 def _is_on_host(leaf: Any) -> bool:

@@ -251,6 +251,14 @@ def tensor_of(number: int, data: bytes, offset: int, shape: Any, stride: Any, dt
     """A tensor sent by value, from the message that is being read; those with the same number share memory."""
     storages = _message.storages
     if (_COPIED, number) not in storages:
-        copied = torch.frombuffer(bytearray(data), dtype=torch.uint8).clone()
-        storages[_COPIED, number] = copied.untyped_storage()
+        storages[_COPIED, number] = _storage_of(data)
     return torch.empty(0, dtype=dtype, device="cpu").set_(storages[_COPIED, number], offset, shape, stride)
+
+
+def tensor_alone(data: bytes, shape: Any, dtype: torch.dtype) -> Any:
+    """A tensor, sent by value, that shares memory with no other one."""
+    return torch.empty(0, dtype=dtype, device="cpu").set_(_storage_of(data), 0, shape)  # type: ignore[call-overload]
+
+
+def _storage_of(data: bytes) -> torch.UntypedStorage:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).clone().untyped_storage()

@@ -32,6 +32,7 @@ from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
 from torch_sink.common.containers import values_in
 from torch_sink.common.patches import MISSING, WORKER_LOOPS, Make, Patches, WorkerLoop, read, unknown_releases
+from torch_sink.common.slab_writer import send_small_tensors_by_value
 from torch_sink.damage import loaders
 from torch_sink.damage import report as damage
 from torch_sink.image import below, stand_ins, transform_methods
@@ -207,6 +208,7 @@ class PreparedWorker(WorkerLoop):
         bound.arguments["collate_fn"] = lambda samples: _made_here(collate(samples), given.executes_at_once)
         # A full collection would go through all that torch and its libraries have made, and copy their pages: 0.2 s.
         gc.freeze()
+        send_small_tensors_by_value()
         super().__call__(*bound.args, **bound.kwargs)
 
 

@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from functools import cache
+from multiprocessing import resource_sharer
 from pathlib import Path
 from typing import Any
 
@@ -110,16 +111,68 @@ def assert_right_here(batch: Any) -> None:
     assert_right(batch)
 
 
+def refuse_to_connect(descriptor: Any) -> int:
+    raise AssertionError("the training process asked the worker for shared memory")
+
+
+def test_small_batches_and_labels_travel_in_the_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource_sharer.DupFd, "detach", refuse_to_connect)
+    for images in (True, False):
+        for batch in DataLoader(Photos(), BATCH, num_workers=1, worker_init_fn=as_if_large if images else None):
+            assert_right(batch)
+            assert lies_in_segment(batch) == images
+            assert not batch[1].is_shared()
+
+
+class Labels(Dataset):
+    """Tensors that share memory with each other or with processes, that need gradients, and of all kinds of numbers."""
+
+    shared = torch.zeros(3).share_memory_()
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        whole = torch.arange(6.0)
+        kinds = [whole.to(dtype)[1:5].clone() for dtype in (torch.bool, torch.int8, torch.bfloat16, torch.complex64)]
+        views = [whole, whole[1:3], whole.view(2, 3).T]
+        odd = [torch.tensor(7), torch.empty(0, 3), torch.ones(2, requires_grad=True), torch.ones(3, 2).T]
+        return views, kinds, odd, self.shared
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_small_tensors_arrive_as_those_of_stock(start: str) -> None:
+    def received() -> Any:
+        loader = DataLoader(Labels(), batch_size=None, num_workers=1, multiprocessing_context=start)
+        views, kinds, odd, shared = next(iter(loader))
+        views[0][1] = 9
+        assert shared.is_shared()
+        return [*views, *kinds, *odd]
+
+    ours = received()
+    with torch_sink.image_backend("PIL"):
+        theirs = received()
+    for one, other in zip(ours, theirs, strict=True):
+        for name in ("shape", "dtype", "layout", "requires_grad"):
+            assert getattr(one, name) == getattr(other, name)
+        assert one.stride() == other.stride()
+        assert torch.equal(one, other)
+
+
 def lies_in_segment(batch: Any) -> bool:
     address = batch[0].program.packed.blob.data_ptr()
-    begins = [
-        tuple(int(end, 16) for end in line.split()[0].split("-")) for line in segment_maps() if "-" in line.split()[0]
-    ]
-    return any(begin <= address < end for begin, end in begins)
+    ranges = [line.split()[0].split("-") for line in segment_maps() if "-" in line.split()[0]]
+    return any(int(begin, 16) <= address < int(end, 16) for begin, end in ranges)
+
+
+def as_if_large(worker: int) -> None:
+    """In a worker: what is small would travel in messages."""
+    segments.MOST_COPIED_BYTES = 1 << 8  # labels
 
 
 def loader_of(dataset: Any = None, **settings: Any) -> DataLoader:
-    return DataLoader(Photos() if dataset is None else dataset, **{"batch_size": BATCH, "num_workers": 1, **settings})
+    settings = {"batch_size": BATCH, "num_workers": 1, "worker_init_fn": as_if_large, **settings}
+    return DataLoader(Photos() if dataset is None else dataset, **settings)
 
 
 @pytest.mark.parametrize("persistent", [False, True])
