@@ -122,7 +122,7 @@ class _OfThread(threading.local):
 
 _of_process = "raise"
 _of_thread = _OfThread()
-# Functions that are called when a thread's policy becomes another one than that of the process.
+# Functions that are called when a thread gets another policy than the one that held for it before.
 when_one_is_set: list[Callable[[], None]] = []
 
 
