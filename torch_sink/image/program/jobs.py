@@ -173,11 +173,14 @@ class _Planner:
         self._runs += _RUN.pack(len(stages), first, launch, job, result, *x, *y, fill, *size, *self._size)
         self._stages += table
         self._jobs += len(stages)
+        launch += len(stages)
+        if result:  # nobody reads it
+            return read, launch
         ending = stages[-1].end - 1 if stages[-1].begin < stages[-1].end else stages[-1].head
         if ending >= 0:
             height, width = lowered.atom(ending)[OUTPUT_HEIGHT:]
             size = height, width
-        return (self._jobs - 1, whole_view(size)), launch + len(stages)
+        return (self._jobs - 1, whole_view(size)), launch
 
 
 def _begins_with_statistic(lowered: LoweredImage) -> bool:

@@ -131,6 +131,8 @@ def _statistics(
         atoms: written to.
     """
     waits = np.flatnonzero(measured)
+    if not len(waits):
+        return np.zeros((0, rows.STATISTIC_COLUMNS), np.int32)
     channels, row = measured[waits], tails[waits]
     entries = np.where(atoms[row, 0] == Kind.BLEND_MEAN, 1, _HISTOGRAM)
     begins = tables.size + (channels * entries).cumsum() - channels * entries

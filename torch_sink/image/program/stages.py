@@ -170,8 +170,10 @@ def view_through(
         atoms: those of the whole image, of which it may be a branch; row 0 is none.
         begin: the row of its first atom.
     """
-    x, y, size, fill = view
     maps, may_leave = _beginning(codes)
+    if not maps:
+        return view, 0
+    x, y, size, fill = view
     for at in range(maps):
         kind, left, top, old_width, old_height, *_, height, width = lowered.atom(at)
         if kind == _FLIP:
