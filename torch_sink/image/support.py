@@ -160,7 +160,7 @@ def transform_names(module: ModuleType) -> list[str]:
 
 
 def functional_names(module: ModuleType) -> list[str]:
-    """Names of their public functionals; without the kernels that they dispatch to, and the decorator for these."""
+    """Names of a module's public functionals, without their kernels and the decorator that registers those."""
     everything = vars(module.functional).items()
     functions = {name for name, function in everything if inspect.isfunction(function) and name[0] != "_"}
     kernels = {name + suffix for name in functions for suffix in _KERNEL_SUFFIXES}

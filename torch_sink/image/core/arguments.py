@@ -90,7 +90,7 @@ def padding_fits(sides: Sides, mode: str, height: int, width: int) -> bool:
 
 
 def is_computed_in_float32(family: str, handle: Any) -> bool:
-    """False for tensors of bytes where a script has set a default dtype: torch multiplies and compares them in that."""
+    """True where stock code computes in float32, or in Pillow; a script's default dtype changes that for bytes."""
     return family == "pil" or handle.lazy_dtype != torch.uint8 or torch.get_default_dtype() == torch.float32
 
 
@@ -131,12 +131,12 @@ def _since_conversion(handle: Any) -> tuple[Op, ...]:
 
 
 def is_tabled(handle: Any) -> bool:
-    """True for floats that a table of 256 values makes of bytes: stock code's bits, whatever their type."""
+    """True for floats that a table of 256 values makes of bytes, with stock code's bits in every float type."""
     return all(op.operation.is_value or op.operation.moves for op in _since_conversion(handle))
 
 
 def is_scaled_bytes(handle: Any) -> bool:
-    """True for float32 values that are bytes divided by 255, and only moved: turned back they are these bytes."""
+    """True for float32 values that are bytes divided by 255, in any position: converted back they are these bytes."""
     conversion, *others = _since_conversion(handle)
     is_scaled = handle.lazy_dtype == torch.float32 and not conversion.operation.leaves_range(conversion)
     return is_scaled and all(op.operation.moves for op in others)

@@ -50,7 +50,7 @@ class Example(NamedTuple):
 
 
 def of_method(a: Arguments, name: str, calls: Mapping[str, Sequence[Any]]) -> Iterator[Example]:
-    """Calls of a method of Pillow's images; behind a recorded call, for an image that exists is changed at once."""
+    """Examples of a method of Pillow's images, called behind a flip, which makes a handle of an ordinary image."""
     if a.is_pillow:
         for label, args in calls.items():
             yield Example(name, label=label, run=functools.partial(_called, name, args))

@@ -180,7 +180,7 @@ class _Ledger:
             self._offsets = offsets
 
     def total(self) -> tuple[Counter[Row], bool, int]:
-        """Of this process and its children: the counts, whether something was recorded, how many images are kept."""
+        """The counts of this process and its children, whether anything was recorded, and how many images are kept."""
         counts = Counter(self.counts)
         files = Path(self.folder).glob("[!.]*") if self._owner == os.getpid() else ()
         for file in files:
@@ -274,7 +274,7 @@ def _caller(inner_module: str) -> str:
 
 
 def _qualified_name(code: CodeType, names: Mapping[str, Any]) -> str:
-    """As `co_qualname`, which Python 3.10 lacks: of the class then, and of no function around it."""
+    """The `co_qualname` of a function's code; in Python 3.10, which lacks it, at most with the name of its class."""
     if hasattr(code, "co_qualname"):
         return str(code.co_qualname).replace("<locals>.", "")
     classes = type(names.get("self")).__mro__

@@ -90,6 +90,6 @@ def available_device(device: torch.device | str, others: str = "") -> str:
 
 
 def sends_pixels() -> bool:
-    """True in a child process on a machine without a device: what it sends elsewhere has its pixels made before."""
+    """True in a child process on a machine without a device, which makes the pixels of all that it sends elsewhere."""
     is_child = multiprocessing.parent_process() is not None
     return is_child and (active is None or active.executes_at_once)

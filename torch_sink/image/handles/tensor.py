@@ -169,7 +169,7 @@ class _Handle(Lazy):
             report_fallback(f"torch: {written(function)}", reason, "torch")
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
-        """As of the stock tensor. The handle goes on recording: a debugger's look at it changes nothing."""
+        """The text of the stock tensor. The handle keeps recording: a debugger that shows it changes nothing."""
         return repr(self._stock_type(self._replayed()) if self.is_recording else self.materialize())
 
     def as_subclass(self, cls: type) -> Any:

@@ -75,7 +75,7 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
         return repr(self._made_on_cpu() if self.is_recording else self.materialize())
 
     def as_subclass(self, cls: type) -> Any:
-        """The same values as another tensor type; to a pure tensor this costs nothing."""
+        """The batch as another tensor type, with its values; as a pure tensor it is the batch itself."""
         return self if cls is torch.Tensor else self.materialize().as_subclass(cls)
 
     # --- moving
@@ -93,17 +93,17 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
         return self.__torch_sink_execute__(device, dtype=dtype, **wanted)[0]  # type: ignore[arg-type]
 
     def float(self, memory_format: torch.memory_format = torch.preserve_format) -> torch.Tensor:
-        """As `Tensor.float`: of a float32 batch, the batch itself."""
+        """The batch as float32, as `Tensor.float` gives it; a float32 batch is returned as it is."""
         return self.to(torch.float32, memory_format=memory_format)
 
     def contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
-        """As `Tensor.contiguous`: the batch itself, for a batch is made so."""
+        """The batch itself, as `Tensor.contiguous` returns a contiguous tensor: batches are made contiguous."""
         if self._is_already(None, memory_format):
             return self
         return self.materialize().contiguous(memory_format=memory_format)
 
     def _is_already(self, dtype: torch.dtype | None, memory_format: torch.memory_format | None) -> bool:
-        """Whether a batch that is still to be made will have this dtype and layout."""
+        """True where a batch whose values are not made yet will have this dtype and memory format."""
         waits = self.is_recording and self.lazy_base is None
         as_made = memory_format in (None, torch.preserve_format, torch.contiguous_format)
         return waits and as_made and dtype in (None, self.dtype)

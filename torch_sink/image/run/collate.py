@@ -108,7 +108,7 @@ _recorded_to = RECORDED[torch.Tensor.to]
 
 @recorded(torch.Tensor.to)
 def _to(image: Any, *args: Any, **kwargs: Any) -> Any:
-    """Images of different sizes stay a list and are moved one by one: each is made on the device, as a batch of one."""
+    """Moves one image, as programs move a list of images of different sizes: it is made there as a batch of one."""
     result = _recorded_to(image, *args, **kwargs)
     if result is not NotImplemented or type(image) not in HANDLES or not image.is_recording or _is_made_at_once():
         return result

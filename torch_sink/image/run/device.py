@@ -1,7 +1,7 @@
-"""A batch by the kernels: decoded and transformed on the device, and what becomes of damaged images.
+"""Batches made by the kernels: decoded and transformed on the device.
 
-Everything is launched as if no file were damaged. Then the host asks which are; Pillow decodes those, their places are
-overwritten, and the same launches run again.
+Everything is launched as if no file were damaged. Then the host learns which files are; Pillow decodes these, the
+places of their images are overwritten, and the same launches run again.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _ALIGNED_VALUES = 4
 
 
 class Images:
-    """The decoded images of a batch, on the device: those that kernels decode, and those that come from elsewhere.
+    """The decoded images of a batch on the device, by kernels or by other providers.
 
     Args:
         program: of the batch.
-        device: where they are wanted.
+        device: on which they are decoded, or to which they are copied.
 
     Attributes:
         memory: uint8 [bytes]: the outputs of the stages, then the pixels of the files that kernels decode.
         places: int64 [sources, PLACE_COLUMNS], from the first byte of `memory`; None where they are the program's own.
-        errors: {number of a source: what is wrong with it}. Its pixels may be anything.
+        errors: {number of a source: why it cannot be decoded}; the pixels of such a source are undefined.
     """
 
     def __init__(self, program: Program, device: torch.device) -> None:
@@ -59,7 +59,11 @@ class Images:
             self._decode(np.flatnonzero(is_read).tolist(), boxes=list(map(Box._make, boxes[is_read].tolist())))
 
     def decode_damaged(self) -> bool:
-        """Waits for the kernels; Pillow decodes what they found damaged. True where there are new pixels, once."""
+        """Waits for the kernels, and has Pillow decode the files that they found damaged.
+
+        Returns:
+            True where the launches have to run again, with new pixels; a second call returns False.
+        """
         status, self._status = self._status, None
         found = [] if status is None else status().tolist()
         damaged = self._program.array("files")[np.flatnonzero(found), 0].tolist() if any(found) else []
@@ -70,7 +74,7 @@ class Images:
     def _decode(
         self, sources: list[int], provider: str | None = None, boxes: Sequence[Box | None] | None = None
     ) -> None:
-        """Decodes some sources without the launches for the block, and notes where their pixels lie."""
+        """Decodes some sources by a provider, outside of the block's launches, and notes where their pixels lie."""
         packed, device = self._program.packed, self.memory.device
         images = decode_sources([packed.source(at) for at in sources], device, provider, boxes)  # type: ignore[misc]
         self.errors |= {at: image for at, image in zip(sources, images, strict=True) if isinstance(image, DecodeError)}
