@@ -10,7 +10,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import matplotlib.figure
 import pytest
 
 from torch_sink.cli import bench
@@ -76,6 +75,8 @@ def test_a_cell_of_a_narrow_page_says_its_column() -> None:
 def test_the_picture_of_bench_says_what_when_and_of_which_releases(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    import matplotlib.figure
+
     written: list[str] = []
 
     def saved(figure: matplotlib.figure.Figure, path: Path, **_: Any) -> None:

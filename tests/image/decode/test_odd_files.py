@@ -167,6 +167,7 @@ def test_an_oversized_image_is_refused_or_warned_about_as_in_stock(
                     WAYS[way](str(path))
 
 
+@pytest.mark.once_on_oldest
 @pytest.mark.filterwarnings("ignore")
 def test_a_collection_of_odd_files() -> None:
     """TORCH_SINK_ODD_JPEGS names a folder of odd and broken JPEG files."""

@@ -99,8 +99,15 @@ def check_resume(position: int, num_workers: int, changed: dict[str, object] | N
     torch.testing.assert_close(actual, batches[position : position + count], rtol=0, atol=0)
 
 
+# At each position: whose processes are started anew for a pass on one release, whose are kept on the other.
+PERSISTENT = [
+    pytest.param(False, id="fresh", marks=pytest.mark.once_on_oldest),
+    pytest.param(True, id="persistent", marks=pytest.mark.once),
+]
+
+
 @pytest.mark.parametrize("position", [0, 1, 3, BATCHES_PER_PASS, 7, 2 * BATCHES_PER_PASS, 17])
-@pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
+@pytest.mark.parametrize("persistent", PERSISTENT)
 def test_two_workers(position: int, persistent: bool) -> None:
     check_resume(position, 2, persistent_workers=persistent)
 
@@ -135,7 +142,7 @@ def test_persistent_workers_without_a_seeded_generator(position: int, epoch_is_o
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 @pytest.mark.parametrize("position", [1, 5, 8])
-@pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
+@pytest.mark.parametrize("persistent", PERSISTENT)
 def test_three_workers(position: int, persistent: bool) -> None:
     check_resume(position, 3, persistent_workers=persistent)
 
