@@ -26,10 +26,12 @@ class Draft:
         ops: the calls.
         lazy_shape: (channels, height, width) behind them.
         lazy_dtype: of the values behind them.
+        beside: the masks, boxes and points of its sample, in front of a transform of v2.
         moves: the parameters of a transform of v2 that moves what lies beside the image as well; None for others.
     """
 
-    __slots__ = ("kind", "lazy_dtype", "lazy_shape", "moves", "ops", "origin")
+    __slots__ = ("beside", "kind", "lazy_dtype", "lazy_shape", "moves", "ops", "origin")
+    beside: list[Any]
     moves: dict[str, Any] | None
 
     def __init__(self, origin: Any, ops: tuple[Op, ...], shape: Shape, kind: Any, dtype: torch.dtype) -> None:

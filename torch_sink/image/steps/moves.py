@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from PIL import Image
+from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode as Mode
 from torchvision.transforms import functional as F
 from torchvision.transforms import transforms as v1
@@ -90,6 +91,15 @@ def _cropped_v2(crop: Any, draft: Draft) -> Any:
     box = dict(zip(("top", "left", "height", "width"), (*corner, *crop.size), strict=True))
     draft.moves = {"needs_crop": any(room), "needs_pad": any(padding), "padding": padding, **box}
     return _crop("v2", padded, *corner, *crop.size) if any(room) else padded
+
+
+@step(v2.RandomIoUCrop, calls="crop convert_bounding_box_format", takes_samples=True)
+def _cropped_near_boxes(crop: Any, draft: Draft) -> Any:
+    beside = getattr(draft, "beside", ())
+    if not any(isinstance(leaf, tv_tensors.BoundingBoxes) for leaf in beside):
+        return NotImplemented
+    draft.moves = box = crop.make_params(beside)
+    return _crop("v2", draft, box["top"], box["left"], box["height"], box["width"]) if box else draft
 
 
 # --- resizes

@@ -46,7 +46,7 @@ class Sample:
         run = run_of(transform) if takes_samples(transform) else None
         if run is None or type(draft) is not Draft or draft.kind is LazyTensor or not self.agrees:
             return False
-        draft.moves = None
+        draft.moves, draft.beside = None, [self.leaves[at] for at in self.moved]
         made = run(transform, draft)
         if made is NotImplemented:
             return False
