@@ -3,10 +3,11 @@
     python examples/benchmarks/slabs.py [--data DIR]
 
 A worker writes the files of a batch to shared memory, as the image backend's collate does, and sends it. "Fresh" is
-torch's shared memory, mapped anew for every batch, and a copy to staging memory, from which a device can copy. "Slabs"
-are memory that is mapped once; where it cannot be page-locked it is copied to the staging memory as well. CPU time of
-both processes with all their threads, in microseconds an image; first a gate: every batch must arrive as it was sent.
-Prints a table and writes JSON.
+torch's shared memory, mapped anew for every batch, and a copy to staging memory, from which a device can copy.
+"Segments" are memory that is mapped once, to which workers of a plain DataLoader write recorded batches; they are
+copied to the staging memory as well. "Slabs" are those of a SinkLoader; where they cannot be page-locked they are copied, too.
+CPU time of both processes with all their threads, in microseconds an image; first a gate: every batch must arrive as it
+was sent. Prints a table and writes JSON.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from torch.utils.data import DataLoader
 
 from harness import describe, make_parser, photographs, positive, read_files, save, write
 from torch_sink.cli.worker_cost import percentiles
+from torch_sink.common import segments
 from torch_sink.common.slab_writer import SlabCollate
 from torch_sink.common.slabs import Slabs
+from torch_sink.image.program.block import Packed
 
 WARM_UP = 8
 
@@ -30,40 +33,45 @@ WARM_UP = 8
 class Pack:
     """A collate function: the files, one after the other, and the worker's CPU seconds so far."""
 
-    def __init__(self, files: list[bytes]) -> None:
-        self.files, self.size = files, sum(map(len, files))
+    def __init__(self, files: list[bytes], *, in_segments: bool) -> None:
+        self.files, self.size, self.in_segments = files, sum(map(len, files)), in_segments
 
-    def __call__(self, samples: list[int]) -> tuple[torch.Tensor, float]:
-        blob = torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(self.size))
+    def __call__(self, samples: list[int]) -> tuple[Packed | torch.Tensor, float]:
+        if self.in_segments:
+            blob = segments.allocate(self.size)
+            assert blob is not None, "there is no segment; nothing was measured"
+        else:
+            blob = torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(self.size))
         view, begin = memoryview(blob.numpy().data), 0
         for data in self.files:
             view[begin : begin + len(data)] = data
             begin += len(data)
-        return blob, time.process_time()
+        return Packed(blob, None, (0, 0)) if self.in_segments else blob, time.process_time()
 
 
-def run(files: list[bytes], batches: int, use: Callable[[torch.Tensor], Any], *, in_slabs: bool) -> dict[str, float]:
+def run(files: list[bytes], batches: int, use: Callable[[torch.Tensor], Any], way: str) -> dict[str, float]:
     """Microseconds an image of the worker and of the training process."""
-    slabs, collate = Slabs(1, 4), Pack(files)
+    slabs, collate = Slabs(1, 4), Pack(files, in_segments=way == "segments")
     loader = DataLoader(
         range(WARM_UP + batches),
         1,
         num_workers=1,
-        collate_fn=SlabCollate(collate, slabs) if in_slabs else collate,
+        collate_fn=SlabCollate(collate, slabs) if way == "slabs" else collate,
         multiprocessing_context="fork",
     )
     slabs.begin_generation([])
     expected = torch.frombuffer(bytearray(b"".join(files)), dtype=torch.uint8)
     begun = worker_begun = worker_ended = 0.0
-    for number, (blob, worker_ended) in enumerate(loader):
+    for number, (made, worker_ended) in enumerate(loader):
         slabs.adapt()
+        blob = made.blob if isinstance(made, Packed) else made
         if number < WARM_UP and not torch.equal(blob, expected):
             sys.exit("a batch did not arrive as it was sent; nothing was measured")
         use(blob)
-        del blob
+        del blob, made
         if number == WARM_UP - 1:
             begun, worker_begun = time.process_time(), worker_ended
-    if in_slabs and slabs.batches_received < batches:
+    if way == "slabs" and slabs.batches_received < batches:
         sys.exit("batches did not come in slabs; nothing was measured")
     scale = 1e6 / batches / len(files)
     return {"worker": (worker_ended - worker_begun) * scale, "training": (time.process_time() - begun) * scale}
@@ -80,15 +88,16 @@ def main() -> int:
         report = describe(arguments, "slabs.py", folder)
         files = read_files(folder, arguments.batch_size)
     staging = torch.ones(sum(map(len, files)), dtype=torch.uint8)
-    contenders: dict[str, tuple[Callable[[torch.Tensor], Any], bool]] = {
-        "fresh shared memory for every batch": (staging.copy_, False),
-        "slabs that are not page-locked": (staging.copy_, True),
-        "slabs": (lambda blob: None, True),
+    contenders: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
+        "fresh shared memory for every batch": (staging.copy_, "fresh"),
+        "segments of a plain DataLoader": (staging.copy_, "segments"),
+        "slabs that are not page-locked": (staging.copy_, "slabs"),
+        "slabs": (lambda blob: None, "slabs"),
     }
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
     for _ in range(arguments.rounds):
-        for name, (use, in_slabs) in contenders.items():
-            rounds[name].append(run(files, arguments.batches, use, in_slabs=in_slabs))
+        for name, (use, way) in contenders.items():
+            rounds[name].append(run(files, arguments.batches, use, way))
         report["slabs"] = {
             name: {side: percentiles([one[side] for one in seen]) for side in seen[0]}
             for name, seen in rounds.items()
