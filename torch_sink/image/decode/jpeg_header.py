@@ -34,6 +34,7 @@ _LUMA_SAMPLINGS = frozenset((0x11, 0x21, 0x12, 0x22))  # horizontal factor in th
 _CHROMA_SAMPLINGS = b"\x11\x11"
 _RGB_IDENTIFIERS = b"RGB"
 _HUFFMAN = frozenset(kind | number for kind in (DC, AC) for number in range(4))
+_LONGEST_TABLE = 2 + 17 + 256  # of a segment with one table: its length, a kind, counts, symbols
 _WORDS_OF_A_CODE = tuple(1 << (16 - bits) for bits in range(1, 17))
 _YCC = 1  # in an Adobe marker
 
@@ -92,8 +93,10 @@ def read_jpeg_header(data: bytes, *, thorough: bool = False) -> JpegHeader | Non
             if marker == 0xDB or marker == 0xC4:
                 if marker == 0xDB:
                     found = _quantization_tables(data[body:after])
-                else:
+                elif after != body + 17 + sum(data[body + 1 : body + 17]) or progressive or thorough:
                     found = _huffman_tables(data[body:after], progressive or thorough)
+                else:  # one table, as most encoders write them
+                    found = ((data[body], 1),) if data[body] in _HUFFMAN and length <= _LONGEST_TABLE else ()
                 if not found or after > len(data):
                     return None
                 for kind, place in found:
