@@ -5,9 +5,9 @@
 A worker writes the files of a batch to shared memory, as the image backend's collate does, and sends it. "Fresh" is
 torch's shared memory, mapped anew for every batch, and a copy to staging memory, from which a device can copy.
 "Segments" are memory that is mapped once, to which workers of a plain DataLoader write recorded batches; they are
-copied to the staging memory as well. "Slabs" are those of a SinkLoader; where they cannot be page-locked they are copied, too.
-CPU time of both processes with all their threads, in microseconds an image; first a gate: every batch must arrive as it
-was sent. Prints a table and writes JSON.
+copied to the staging memory as well. "Slabs" are those of a SinkLoader; where they cannot be page-locked they are
+copied, too. CPU time of both processes with all their threads, in microseconds an image; first a gate: every batch
+must arrive as it was sent. Prints a table and writes JSON.
 """
 
 from __future__ import annotations
