@@ -71,12 +71,15 @@ def iou_crop(stock: Callable[..., Any]) -> Any:
     def make_params(self: Any, flat_inputs: list[Any]) -> dict[str, Any]:
         boxes: Any = next((leaf for leaf in flat_inputs if isinstance(leaf, tv_tensors.BoundingBoxes)), None)
         is_usual = torch.get_default_dtype() is torch.float32 and not count_function_modes()
-        is_plain = type(boxes) is tv_tensors.BoundingBoxes and boxes.dtype is torch.float32 and boxes.is_cpu
+        is_plain = (
+            type(boxes) is tv_tensors.BoundingBoxes and boxes.dtype in (torch.float32, torch.int64) and boxes.is_cpu
+        )
         if not (is_usual and is_plain and boxes.shape[1:] == (4,) and not boxes.requires_grad):
             return stock(self, flat_inputs)
         width_height = np.array(query_size(flat_inputs)[::-1], np.float32)
         plain, corners = boxes.as_subclass(torch.Tensor), tv_tensors.BoundingBoxFormat.XYXY
         found = convert_bounding_box_format(plain, boxes.format, corners).numpy()
+        found = found if found.dtype == np.float32 else found.astype(np.float64)  # which holds what whole numbers make
         with np.errstate(all="ignore"):
             while not (least := self.options[int(torch.randint(0, len(self.options), (1,)))]) >= 1.0:
                 for _ in range(self.trials):
@@ -106,7 +109,8 @@ def _tried_crop(crop: Any, whole: np.ndarray, boxes: np.ndarray, least: np.float
     inside = boxes[is_inside]
     sides = np.maximum(np.minimum(inside[:, 2:], end) - np.maximum(inside[:, :2], corner), np.float32(0))
     common, areas = sides[:, 0] * sides[:, 1], (inside[:, 2] - inside[:, 0]) * (inside[:, 3] - inside[:, 1])
-    if (common / (areas + size[0] * size[1] - common)).max() < least:
+    union = areas + width * height - common
+    if (common.astype(np.float32) / union.astype(np.float32)).max() < least:
         return None
     left, top = map(int, corner)
     place = {"top": top, "left": left, "height": height, "width": width}
