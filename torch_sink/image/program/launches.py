@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from torch_sink.image.core.lowering import ResizeWeights
-from torch_sink.image.core.ops import Op, TensorArgument
+from torch_sink.image.core.ops import Op
 from torch_sink.image.decode.jpeg_block import ALIGNMENT_BYTES
 from torch_sink.image.decode.jpeg_tables import plan_jpegs
 from torch_sink.image.decode.source import FinishedSource, Source
@@ -46,20 +46,14 @@ def make_program(
         dtype: as of `Program`, like the other two.
     """
     packing, tile = Packing(sources), stage_tile()
-    made_rows = [row for row, source in enumerate(sources) if not isinstance(source, FinishedSource)]
-    launched: dict[str, Any] = {"arrays": {}, "has_finished": len(made_rows) < len(sources)}
-    programs = list(calls)
-    arguments: list[TensorArgument] = []
-    if made_rows:
-        plans = []
-        for row in made_rows:
-            source: Any = sources[row]
-            plan = plan_image(source.size, 3 if source.mode == "RGB" else 1, calls[row])
-            plans.append(plan)
-            programs[row] = plan.calls
-            arguments += plan.arguments
-        entries = packing.entry_of_image
-        launched |= _launched(packing, Rows(plans, [entries[row] for row in made_rows], made_rows), tile)
+    images: dict[int, Any] = {at: one for at, one in enumerate(sources) if not isinstance(one, FinishedSource)}
+    plans = {row: plan_image(one.size, 3 if one.mode == "RGB" else 1, calls[row]) for row, one in images.items()}
+    launched: dict[str, Any] = {"arrays": {}, "has_finished": len(plans) < len(sources)}
+    if plans:
+        entries = [packing.entry_of_image[row] for row in plans]
+        launched |= _launched(packing, Rows(list(plans.values()), entries, list(plans)), tile)
+    arguments = [argument for plan in plans.values() for argument in plan.arguments]
+    programs = [plans[row].calls if row in plans else ops for row, ops in enumerate(calls)]
     packed = packing.write(programs, arguments)
     return Program(packed, shape, dtype, destination, interpreted, tile, **launched)
 

@@ -81,12 +81,8 @@ class Rows:
         source[reads] = _OF_IMAGE
         source[reads, 1], target[is_result, 1] = np.array(sources)[image[reads]], np.array(results)[image[is_result]]
         jobs[:, rows.SOURCE : rows.SOURCE + 4], jobs[:, rows.TARGET : rows.TARGET + 4] = source, target
-        jobs[:, rows.HEIGHT], jobs[:, rows.WIDTH], jobs[:, rows.CHANNELS] = (
-            height,
-            width,
-            np.where(is_result, channels, 3),
-        )
-
+        jobs[:, rows.HEIGHT], jobs[:, rows.WIDTH] = height, width
+        jobs[:, rows.CHANNELS] = np.where(is_result, channels, 3)
         # Whoever begins no run sees all of what it reads, but for rows that nobody needs.
         jobs[:, rows.VIEW_X_STEP], jobs[:, rows.VIEW_X_END] = 1, width[read]
         jobs[:, rows.VIEW_Y_STEP], jobs[:, rows.VIEW_Y_END] = 1, height[read]
@@ -107,9 +103,8 @@ class Rows:
         jobs[:, rows.HEAD] = np.where(stage.head < 0, 0, first + stage.head)
         jobs[:, rows.TAIL_BEGIN], jobs[:, rows.TAIL_END] = first + stage.begin, first + stage.end
         self.is_heavy = (stage.is_heavy > 0) | (jobs[:, rows.TARGET_KIND] == rows.FLOATS) | (fill > 0)
-        depths = counts[:, 3]
         self.launches = np.arange(len(stages)) + (runs[:, run.FIRST_LAUNCH] - beginning)[run_of_job]
-        self.launches += (depths.max() - depths)[image]
+        self.launches += (counts[:, 3].max() - counts[:, 3])[image]
         for number, plan in enumerate(plans):
             for row in plan.branches:
                 atoms[row + first_atoms[number], rows.BRANCH_JOB] += first_jobs[number]
