@@ -36,7 +36,7 @@ from torch_sink.common.slab_writer import send_small_tensors_by_value
 from torch_sink.damage import loaders
 from torch_sink.damage import report as damage
 from torch_sink.image import below, stand_ins, transform_methods
-from torch_sink.image.core import settings
+from torch_sink.image.core import settings, uses
 from torch_sink.image.core.fallback import executing, ledger
 from torch_sink.image.core.settings import Settings
 from torch_sink.image.handles import augmix
@@ -205,7 +205,7 @@ class PreparedWorker(WorkerLoop):
         ledger.open(given.fallback_folder, given.strict)
         bound = inspect.signature(self.stock()).bind(*args, **kwargs)
         collate = bound.arguments["collate_fn"]
-        bound.arguments["collate_fn"] = lambda samples: _made_here(collate(samples), given.executes_at_once)
+        bound.arguments["collate_fn"] = functools.partial(_collated, collate, given.executes_at_once)
         # A full collection would go through all that torch and its libraries have made, and copy their pages: 0.2 s.
         gc.freeze()
         send_small_tensors_by_value()
@@ -215,6 +215,14 @@ class PreparedWorker(WorkerLoop):
 def _settings_of_thread(active: Settings | None) -> Settings:
     assert active is not None  # the stand-in is only there while the backend is on
     return active._replace(on_decode_error=damage.current_policy())
+
+
+def _collated(collate: Callable[[Any], Any], makes_pixels: bool, samples: Any) -> Any:
+    uses.is_collating = True
+    try:
+        return _made_here(collate(samples), makes_pixels)
+    finally:
+        uses.is_collating = False
 
 
 def _made_here(batch: Any, makes_pixels: bool) -> Any:

@@ -167,7 +167,14 @@ def test_errors_are_pillows(path: Path, name: str) -> None:
     assert lazy == stock
 
 
-def test_nothing_is_decoded_by_recording(path: Path, active: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def elsewhere() -> Iterator[None]:
+    """A device of another process makes the pixels."""
+    with torch_sink.image_backend("device", device="meta"):
+        yield
+
+
+def test_nothing_is_decoded_by_recording(path: Path, elsewhere: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(image: Any) -> None:
         raise AssertionError("decoded")
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 from torchvision import transforms as v1
 from torchvision.datasets.folder import default_loader
 from torchvision.transforms import v2
@@ -20,6 +20,7 @@ from torchvision.transforms import v2
 import torch_sink
 from image.cases import array_opener, encoded
 from image.check import assert_same_bits
+from torch_sink.image.decode.source import EncodedSource
 
 _STATISTICS = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 _SCALED = v2.ToDtype(torch.float32, scale=True)
@@ -115,6 +116,62 @@ def test_small_images_are_converted_and_normalized_together(tail: str) -> None:
         with _Counting() as counting:
             default_collate(handles)
     assert counting.count < len(images)
+
+
+@pytest.mark.parametrize("module", [v1, v2])
+def test_views_of_a_file_decode_it_twice_at_most(module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "image.jpg"
+    path.write_bytes(encoded(60, 50, 1))
+    first = [] if module is v1 else [v2.ToImage()]
+    last = [v1.ToTensor()] if module is v1 else [_SCALED]
+    view = module.Compose([*first, module.RandomResizedCrop(20), module.RandomHorizontalFlip(), *last])
+
+    def batch() -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        images = [default_loader(path) for _ in range(2)]
+        views: list[torch.Tensor] = default_collate([[view(image) for _ in range(6)] for image in images])
+        return views
+
+    expected, decoded, decode = batch(), [], EncodedSource.decode
+    monkeypatch.setattr(EncodedSource, "decode", lambda source: decoded.append(source) or decode(source))
+    with torch_sink.image_backend("device", device="cpu"):
+        for made, wanted in zip(batch(), expected, strict=True):
+            assert_same_bits(made, wanted)
+    assert len(decoded) <= 2 * 2
+
+
+def test_crops_of_a_resized_file_resize_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "image.jpg"
+    path.write_bytes(encoded(60, 50, 1))
+    crops = v1.Compose([v1.Resize(30), v1.FiveCrop(20), v1.Lambda(_stack)])
+    expected, decoded, decode = crops(default_loader(path)), [], EncodedSource.decode
+    monkeypatch.setattr(EncodedSource, "decode", lambda source: decoded.append(source) or decode(source))
+    with torch_sink.image_backend("device", device="cpu"):
+        assert_same_bits(crops(default_loader(path)), expected)
+    assert len(decoded) == 1
+
+
+def _stack(crops: Iterable[Any]) -> torch.Tensor:
+    return torch.stack([v1.functional.to_tensor(crop) for crop in crops])
+
+
+class Stacks(Dataset[Any]):
+    """Of each sample: a stack of images, and whether it lies in shared memory."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, bool]:
+        stack = _stack([array_opener(8, 8, seed)() for seed in range(3)])
+        return stack, stack.is_shared()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_stack_of_one_sample_takes_no_shared_memory() -> None:
+    with torch_sink.image_backend("device", device="cpu"):
+        (stacks, are_shared), *_ = DataLoader(Stacks(), 2, num_workers=1)
+    assert stacks.shape == (2, 3, 3, 8, 8)
+    assert not are_shared.any()
 
 
 def test_bits_on_a_processor_without_vectors() -> None:

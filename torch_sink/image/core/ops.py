@@ -224,6 +224,14 @@ def makes_bytes(op: Op) -> bool:
     return op.operation.result(op) == torch.uint8
 
 
+def count_before_values(ops: Sequence[Op]) -> int:
+    """How many calls come before the last ones, which make one value of each."""
+    count = len(ops)
+    while count and ops[count - 1].name in VALUE_CALLS:
+        count -= 1
+    return count
+
+
 def replay(image: Any, ops: Sequence[Op], in_place: bool = False) -> Any:
     """Runs recorded calls in stock code.
 

@@ -6,6 +6,7 @@ Uses without a batch in between belong to one sample, as two crops that are comp
 from __future__ import annotations
 
 batches = 0  # how many batches and single images this process has made or planned
+is_collating = False  # this data worker; what it makes then is sent
 were_opened = False  # whether this process has opened images whose pixels are not made yet
 
 

@@ -15,6 +15,8 @@ from torch_sink.damage.report import BrokenFile, current_policy
 from torch_sink.damage.samples import note_pixels
 from torch_sink.errors import DecodeError
 from torch_sink.image.core import settings, uses
+from torch_sink.image.core.fallback import executing
+from torch_sink.image.core.ops import Op, count_before_values, replay
 from torch_sink.image.decode.jpeg_header import JpegHeader, read_jpeg_header
 
 
@@ -116,6 +118,24 @@ def is_worth_keeping(source: Source, pixel_bytes: int) -> bool:
         return True
     held = len(source.data) if isinstance(source, EncodedSource) else math.prod(source.size) * len(source.mode)
     return pixel_bytes <= held
+
+
+def made_here(source: Source, ops: tuple[Op, ...]) -> tuple[Source, tuple[Op, ...]]:
+    """A source and calls, for a machine without a device: the file is decoded, and calls run, now.
+
+    The last calls of one value each wait for the batch, where they run on many images together. All calls on a damaged
+    file wait: the policy of its batch decides about its sample.
+    """
+    count = count_before_values(ops)
+    if not (isinstance(source, EncodedSource) or (isinstance(source, PixelSource) and count)):
+        return source, ops
+    try:
+        with executing():
+            made = replay(source.decode(), ops[:count], in_place=True)
+    except DecodeError:
+        return source, ops
+    kind = FinishedSource if isinstance(made, torch.Tensor) else PixelSource
+    return kind(made, source.path), ops[count:]
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:

@@ -18,29 +18,20 @@ from torch_sink.errors import DecodeError
 from torch_sink.image.core import settings, uses
 from torch_sink.image.core.fallback import executing, is_executing, ledger, report_fallback
 from torch_sink.image.core.ops import Op, replay
-from torch_sink.image.decode.source import EncodedSource, PixelSource, Source, has_plain_palette, is_worth_keeping
-from torch_sink.image.handles.names import named_as, stays, unpickled
+from torch_sink.image.decode.source import (
+    EncodedSource,
+    PixelSource,
+    Source,
+    has_plain_palette,
+    is_worth_keeping,
+    made_here,
+)
+from torch_sink.image.handles.names import PixelAccess, named_as, stays, unpickled
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
 from torch_sink.image.operations import RECORDERS
 
 RECORDED_MODES = ("L", "RGB")
 _LOADS_FOR_THE_HEADER = ("exif_transpose",)  # of Pillow's own functions
-
-
-class _PixelAccess:
-    """What `load()` returns to code outside Pillow: it makes the pixels when one of them is read or written.
-
-    Most callers of `load()` want the file read and its errors raised, which has happened by then.
-    """
-
-    def __init__(self, load: Callable[[], Any]) -> None:
-        self._load = load
-
-    def __getitem__(self, position: Any) -> Any:
-        return self._load()[position]
-
-    def __setitem__(self, position: Any, value: Any) -> None:
-        self._load()[position] = value
 
 
 def _recording(name: str) -> Any:
@@ -96,7 +87,7 @@ class LazyPixels(Image.Image):
 
     def _forget(self) -> None:
         """Drops the file and the recorded calls, once the image has other pixels."""
-        for field in ("lazy_source", "lazy_ops", "lazy_file_source", "lazy_used"):
+        for field in ("lazy_source", "lazy_ops", "lazy_file_source", "lazy_used", "lazy_has_views"):
             self.__dict__.pop(field, None)
 
     def load(self) -> Any:
@@ -107,7 +98,7 @@ class LazyPixels(Image.Image):
         if goes_on or is_executing() or not self.waits:
             return self._load()
         self.__dict__.setdefault("lazy_used", uses.batches)
-        return _PixelAccess(self._load)
+        return PixelAccess(self._load)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "__class__":  # a cast to a class that expects pixels
@@ -174,7 +165,10 @@ class LazyImage(LazyPixels, metaclass=_StockType):
         """A new handle with more calls; `size` (width, height) and `mode` are given where the calls change them."""
         source, before = self.recipe()
         fields = self.__dict__
-        recorded = LazyImage(source, before + ops, size or fields["_size"], mode or fields["_mode"])
+        calls, is_file = before + ops, isinstance(source, EncodedSource) and ops
+        if "lazy_has_views" in fields or (is_file and settings.makes_pixels_here()):
+            source, calls = made_here(source, calls)
+        recorded = LazyImage(source, calls, size or fields["_size"], mode or fields["_mode"])
         return recorded._with_info(self) if "info" in fields and all(map(_keeps_info, ops)) else recorded
 
     def _with_info(self, other: Image.Image) -> LazyImage:
@@ -184,10 +178,16 @@ class LazyImage(LazyPixels, metaclass=_StockType):
         return self
 
     def recipe(self) -> tuple[Source, tuple[Op, ...]]:
-        """The source and the calls that a new handle begins with; a second sample's begins with finished pixels."""
+        """The source and the calls that a new handle begins with; a second sample's begins with finished pixels.
+
+        Without a device, so does a second view of one sample, as self-supervised training takes them.
+        """
         fields, now = self.__dict__, uses.batches
         if fields.get("lazy_used", now) != now:
             self.keep_pixels()
+        elif "lazy_used" in fields and settings.makes_pixels_here():
+            source, ops = made_here(*_source_and_ops(fields))
+            fields.update({"lazy_source": source, "lazy_ops": ops, "lazy_has_views": True})
         fields["lazy_used"] = now
         return _source_and_ops(fields)
 

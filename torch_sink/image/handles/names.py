@@ -63,3 +63,19 @@ def written(function: Any) -> str:
         )
         return f"{found} = ..." if name == "__set__" else found
     return _WRITTEN.get(name, name.strip("_") if name.startswith("__") else name)
+
+
+class PixelAccess:
+    """What `load()` returns to code outside Pillow: it makes the pixels when one of them is read or written.
+
+    Most callers of `load()` want the file read and its errors raised, which has happened by then.
+    """
+
+    def __init__(self, load: Callable[[], Any]) -> None:
+        self._load = load
+
+    def __getitem__(self, position: Any) -> Any:
+        return self._load()[position]
+
+    def __setitem__(self, position: Any, value: Any) -> None:
+        self._load()[position] = value

@@ -52,7 +52,9 @@ def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
     full_shape = (len(items), *shape)
     if at_once:
         uses.note_batch()
-        out = collated_tensor(full_shape, dtype)
+        # A stack that a program makes for one sample is not sent.
+        is_sent = uses.is_collating
+        out = collated_tensor(full_shape, dtype) if is_sent else torch.empty(full_shape, dtype=dtype, device="cpu")
         try:
             run_on_cpu(decoded_once(items), out)
         except DecodeError:

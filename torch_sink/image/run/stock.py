@@ -10,7 +10,7 @@ import torch
 
 from torch_sink.errors import DecodeError
 from torch_sink.image.core.fallback import executing
-from torch_sink.image.core.ops import STOCK, VALUE_CALLS, Op, replay
+from torch_sink.image.core.ops import STOCK, Op, count_before_values, replay
 from torch_sink.image.core.transfer import transfer
 from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource, Source
 from torch_sink.image.program.program import Made, Program, Wanted, survivors
@@ -64,6 +64,7 @@ def _try_decode(source: Source) -> Source | DecodeError:
         return error
 
 
+_SCALED = Op("v2.to_dtype", (torch.float32, True))
 # What is made of images at a time stays in the cache of a core.
 _BYTES_AT_ONCE = 1 << 20
 
@@ -95,9 +96,7 @@ def run_on_cpu(images: Iterable[tuple[Source, tuple[Op, ...]]], out: torch.Tenso
 
 def _begun(source: Source, ops: tuple[Op, ...]) -> tuple[Any, tuple[Op, ...]]:
     """(image or tensor behind the other calls, last calls)."""
-    count = len(ops)
-    while count and ops[count - 1].name in VALUE_CALLS:
-        count -= 1
+    count = count_before_values(ops)
     return replay(source.decode(), ops[:count]), ops[count:]
 
 
@@ -105,9 +104,11 @@ def _finish(pixels: list[Any], last_calls: tuple[Op, ...], target: torch.Tensor)
     """Writes what the last calls make of images, or of tensors of one dtype, to `target` [N, C, H, W]."""
     values = _stacked(pixels, target)
     for op in last_calls:
+        is_here = target.dtype == torch.float32 and values.dtype == torch.uint8
         if op.name == "to_tensor":
-            is_own = target.dtype == torch.float32
-            values = torch.div(values, 255, out=target) if is_own else values.to(torch.float32).div_(255)
+            values = torch.div(values, 255, out=target) if is_here else values.to(torch.float32).div_(255)
+        elif op == _SCALED and is_here:
+            values = torch.mul(values, 1 / 255, out=target)
         elif op.name.endswith(".normalize"):
             values = STOCK[op.name](values, *op.args, True)  # in place
         elif op.name not in ("pil_to_tensor", "to_image"):

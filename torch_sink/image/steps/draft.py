@@ -11,6 +11,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch_sink.image.core import uses
 from torch_sink.image.core.fallback import count_dispatch_modes, count_function_modes, executing, is_executing
 from torch_sink.image.core.ops import InPlaceOp, Op, recorder, replay
+from torch_sink.image.decode.source import made_here
 from torch_sink.image.handles.image import RECORDED_MODES, LazyImage, pixels_of
 from torch_sink.image.handles.tensor import LazyTensor, LazyTVImage, is_expanded
 
@@ -118,8 +119,13 @@ class Draft:
             if type(origin) is LazyImage:
                 return origin.record(*ops, size=self.size, mode=self.mode)
             return LazyImage(pixels_of(origin), ops, self.size, self.mode)
-        source, before = origin.recipe() if type(origin) is LazyImage else (pixels_of(origin), ())
-        return self.kind(source, before + ops, self.lazy_shape, self.lazy_dtype)
+        if type(origin) is not LazyImage:
+            return self.kind(pixels_of(origin), ops, self.lazy_shape, self.lazy_dtype)
+        source, before = origin.recipe()
+        ops = before + ops
+        if "lazy_has_views" in vars(origin):  # a batch would hold their decoded files
+            source, ops = made_here(source, ops)
+        return self.kind(source, ops, self.lazy_shape, self.lazy_dtype)
 
     def values(self) -> Any:
         """The ordinary image or tensor of a draft with calls, whose origin is an ordinary image."""
