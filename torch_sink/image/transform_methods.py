@@ -70,11 +70,9 @@ def iou_crop(stock: Callable[..., Any]) -> Any:
 
     def make_params(self: Any, flat_inputs: list[Any]) -> dict[str, Any]:
         boxes: Any = next((leaf for leaf in flat_inputs if isinstance(leaf, tv_tensors.BoundingBoxes)), None)
-        is_usual = torch.get_default_dtype() is torch.float32 and not count_function_modes()
-        is_plain = (
-            type(boxes) is tv_tensors.BoundingBoxes and boxes.dtype in (torch.float32, torch.int64) and boxes.is_cpu
-        )
-        if not (is_usual and is_plain and boxes.shape[1:] == (4,) and not boxes.requires_grad):
+        is_plain = type(boxes) is tv_tensors.BoundingBoxes and boxes.is_cpu and not boxes.requires_grad
+        is_plain = is_plain and boxes.shape[1:] == (4,) and boxes.dtype in (torch.float32, torch.int64)
+        if not is_plain or torch.get_default_dtype() is not torch.float32 or count_function_modes():
             return stock(self, flat_inputs)
         width_height = np.array(query_size(flat_inputs)[::-1], np.float32)
         plain, corners = boxes.as_subclass(torch.Tensor), tv_tensors.BoundingBoxFormat.XYXY

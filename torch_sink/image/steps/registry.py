@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -130,7 +130,9 @@ class Functional:
         tensors: {family: name of its kernel} of those that record it on tensors.
     """
 
-    def __init__(self, name: str, pillow: Callable[..., Any] | dict[str, Callable[..., Any]], **tensors: str) -> None:
+    def __init__(
+        self, name: str, pillow: Callable[..., Any] | Mapping[str, Callable[..., Any]], **tensors: str
+    ) -> None:
         self.name = name
         self.on_images = {"v1": pillow, "v2": pillow} if callable(pillow) else pillow
         self.on_tensors = {family: recorder(f"{family}.{kernel}") for family, kernel in tensors.items()}

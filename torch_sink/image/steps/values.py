@@ -82,12 +82,7 @@ _adjust = [
 ]
 
 
-@step(
-    v1.ColorJitter,
-    v2.ColorJitter,
-    calls="adjust_brightness adjust_contrast adjust_saturation adjust_hue",
-    takes_samples=True,
-)
+@step(v1.ColorJitter, v2.ColorJitter, calls=" ".join(functional.name for functional in _adjust), takes_samples=True)
 def _jittered(jitter: Any, draft: Draft) -> Any:
     limits = jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue
     family, image = family_of(jitter), draft
@@ -109,11 +104,10 @@ _TONES: dict[str, tuple[Functional, Sequence[str]]] = {
 }  # fmt: skip
 
 
-@step(
-    *(getattr(module, name) for module in (v1, v2) for name in _TONES),
-    calls="adjust_sharpness autocontrast equalize invert posterize solarize",
-    takes_samples=True,
-)
+_KINDS = [getattr(module, name) for module in (v1, v2) for name in _TONES]
+
+
+@step(*_KINDS, calls="adjust_sharpness autocontrast equalize invert posterize solarize", takes_samples=True)
 def _toned_at_random(transform: Any, draft: Draft) -> Any:
     functional, fields = _TONES[type(transform).__name__]
     made = functional.record(family_of(transform), draft, *(getattr(transform, field) for field in fields))
@@ -127,12 +121,8 @@ def _blur_image(family: str, draft: Draft, *args: Any) -> Any:
     return made if made is NotImplemented else made.as_image()
 
 
-_blur = Functional(
-    "gaussian_blur",
-    {family: functools.partial(_blur_image, family) for family in ("v1", "v2")},
-    v1="gaussian_blur",
-    v2="gaussian_blur",
-)
+_blur_images = {family: functools.partial(_blur_image, family) for family in ("v1", "v2")}
+_blur = Functional("gaussian_blur", _blur_images, v1="gaussian_blur", v2="gaussian_blur")
 
 
 @step(v1.GaussianBlur, v2.GaussianBlur, calls="gaussian_blur to_pil_image pil_to_tensor", takes_samples=True)
