@@ -15,7 +15,7 @@ import torch_sink
 from torch_sink.cli.machine import describe_machine
 from torch_sink.cli.pipelines import Pipeline, find_images, open_pipeline, seed_everything
 from torch_sink.cli.report import Report, Table, bars
-from torch_sink.cli.worker_cost import measure_worker_cost, worker_cost_table
+from torch_sink.cli.worker_cost import measure_worker_cost, said_of_recording, worker_cost_table
 
 TITLE = "torch_sink beside stock torchvision"
 _NO_GPU = "Without a GPU both make the same pixels on the CPU, and either may be faster."
@@ -131,7 +131,8 @@ def report_of(found: dict[str, Any]) -> Report:
     )
     verdict = (
         f"{faster if found['machine']['gpu'] else ''}Where a GPU makes the pixels, a data worker takes "
-        f"{cost['ratio']['p50']:.1f} times less CPU time for a sample, at batch {cost['batch_size']}."
+        f"{cost['ratio']['p50']:.1f} times less CPU time for a sample, at batch {cost['batch_size']}. "
+        f"{said_of_recording(cost, has_gpu=bool(found['machine']['gpu']))}"
     )
     equal = [(pipeline, _EQUAL[is_same]) for pipeline, is_same in found["equal"].items()]
     parts = [
