@@ -1,12 +1,12 @@
-"""When a second sample uses an image: when a batch was made, or planned, since the image was last used.
+"""Tells whether a second sample uses an image: it does when a batch was made or planned since the last use.
 
-Uses without a batch in between belong to one sample, as two crops that are compared do.
+Uses without a batch in between belong to one sample, such as two crops that are compared.
 """
 
 from __future__ import annotations
 
 batches = 0  # how many batches and single images this process has made or planned
-is_collating = False  # this data worker; what it makes then is sent
+is_collating = False  # whether this data worker is inside collate_fn, whose result is sent to another process
 were_opened = False  # whether this process has opened images whose pixels are not made yet
 
 

@@ -18,7 +18,7 @@ from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelS
 
 
 class Contents(NamedTuple):
-    """What stock code has to know of a batch, and whoever looks at single images of it."""
+    """What stock code, or a reader of single images, needs to know."""
 
     entries: tuple[tuple[Any, ...], ...]  # how to cut each source out of the block
     programs: tuple[tuple[Op, ...], ...]  # the calls recorded on each image; their tensors lie in the block
@@ -31,8 +31,8 @@ class Packed:
     Args:
         blob: uint8 [bytes], every file, the arrays of the program, every pixel array, finished tensor, and tensor among
             the arguments of calls, one after the other; shared memory in a worker.
-        contents: what lies where in it, and the calls; None where they have to be opened.
-        sealed: where they lie in the blob, pickled, between two bytes; None where it was not made in a worker.
+        contents: what lies where in it, and the calls; None where they are still pickled in the blob.
+        sealed: begin and end of the pickled contents in the blob; None where it was not made in a worker.
     """
 
     def __init__(self, blob: torch.Tensor, contents: Contents | None, sealed: tuple[int, int] | None = None) -> None:
@@ -41,7 +41,7 @@ class Packed:
 
     @property
     def contents(self) -> Contents:
-        """What lies where in the blob, and the calls; opened when it is first asked for."""
+        """What lies where in the blob, and the calls; unpickled at the first use."""
         opened = self._contents
         if opened is None:
             assert self._sealed is not None
@@ -58,16 +58,16 @@ class Packed:
         return self.__reduce__() if place is None else (_received, (place, self._sealed))
 
     def in_block(self, blob: torch.Tensor) -> Packed:
-        """The same, with a copy of the blob in its place."""
+        """These sources in another tensor that holds a copy of the blob."""
         return Packed(blob, self._contents, self._sealed)
 
     @property
     def entry_of_image(self) -> list[int]:
-        """As of `Contents`."""
+        """Number of each image's entry."""
         return self.contents.entry_of_image
 
     def source(self, at: int) -> Source:
-        """That of an entry."""
+        """The source of an entry."""
         data = self.blob.numpy()
         kind, pieces, *rest = self.contents.entries[at]
         if kind == "file":
@@ -101,13 +101,13 @@ class Packing:
     The files that kernels decode come first.
 
     Args:
-        sources: of each image.
+        sources: one for each image.
 
     Attributes:
         sources: the distinct ones.
-        entry_of_image: as of `Contents`.
+        entry_of_image: number of each image's entry.
         jpegs: the files that kernels decode.
-        add_array: writes an array behind what is there, and says where it begins; a multiple of 16 bytes.
+        add_array: appends an array and returns its first byte, a multiple of 16.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
@@ -145,7 +145,7 @@ class Packing:
 
 
 def _distinct(sources: Sequence[Source]) -> tuple[list[Source], list[int]]:
-    """The distinct ones among sources, and which of them each is."""
+    """The distinct sources, and which of them each image has."""
     places: dict[Any, int] = {}
     entry_of_image = []
     distinct: list[Source] = []
@@ -162,7 +162,7 @@ def _distinct(sources: Sequence[Source]) -> tuple[list[Source], list[int]]:
 
 
 def _payload(source: Source) -> tuple[Any, ...]:
-    """Kind of entry, bytes for the blob, and what else the entry has to say."""
+    """Kind of a source's entry, bytes for the blob, and the entry's other fields."""
     if isinstance(source, EncodedSource):
         return "file", source.data, source.path, source.header, source.mode
     if isinstance(source, PixelSource):
@@ -171,7 +171,7 @@ def _payload(source: Source) -> tuple[Any, ...]:
 
 
 def _pixels_of(image: Image.Image) -> bytes:
-    """As `tobytes`, which looks its encoder up by name and asks it for pieces."""
+    """What `image.tobytes()` returns, without looking the encoder up by name and joining pieces."""
     if 0 in image.size:
         return b""
     encoder = Image.core.raw_encoder(image.mode, image.mode)  # type: ignore[attr-defined]

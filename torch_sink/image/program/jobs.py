@@ -1,7 +1,6 @@
-"""What one image goes through, in the numbers that the rows of its batch are made of.
+"""The plan of one image: atoms, stages and runs, counted from the image's own beginning.
 
-Everything is counted from the image's own beginning. So images of one size with equal calls have one plan, which is
-kept for those to come.
+So images of one size with equal calls share one plan, which is cached. `Rows` makes the tables of a batch from plans.
 """
 
 from __future__ import annotations
@@ -21,24 +20,24 @@ from torch_sink.triton_kernels.rows import Kind
 
 _STATISTICS = range(Kind.CONTRAST, Kind.RESAMPLE_X)
 _COPY = structure_of((), 0)
-# Plans that are kept, of some kilobytes each: those of small images that are cropped and flipped are fewer.
+# Plans in the cache, some kilobytes each.
 _MOST_KEPT = 1024
 
 
 class ImagePlan(NamedTuple):
-    """What an image goes through.
+    """The plan of one image.
 
     Attributes:
-        calls: that are recorded on it.
+        calls: the calls recorded on the image.
         counts: how many atoms, jobs, runs, and launches it takes.
-        atoms: int32 [atoms, ATOM_COLUMNS], rows 1 and further; row 0 is no head.
+        atoms: int32 [atoms, ATOM_COLUMNS], numbered from 1; 0 stands for no atom.
         stages: int64 [jobs, STAGE_COLUMNS].
-        runs: int64 [runs, RUN_COLUMNS], jobs of which each reads what the one before it wrote.
-        needed: int64 [jobs, 3], of jobs that make only the rows that the next one reads: which, begin and end.
-        tables: of the host: the row of an atom, the column that says where they begin, and the tables.
-        resizes: the row of an atom, and the weights whose places it names.
-        branches: rows that name a job.
-        arguments: tensors among those of the calls.
+        runs: int64 [runs, RUN_COLUMNS]; in a run, each job reads what the one before it wrote.
+        needed: for each job that makes only the rows that the next one reads: its number, and the range of rows.
+        tables: for each atom with tables of the host: its row, the first column that tells where they lie, the tables.
+        resizes: for each resize: the row of its atom, and its weights.
+        branches: rows of the atoms that name the job at the end of a branch.
+        arguments: the tensors among the arguments of the calls.
     """
 
     calls: tuple[Op, ...]
@@ -54,8 +53,8 @@ class ImagePlan(NamedTuple):
 
 
 # Columns of a run: how many jobs it has, the row before its first atom, the launch of its first job, the job whose
-# output that one reads, or -1 for the image, how many channels of the result its last job writes, or 0 for the
-# workspace, the view of its first job, its fill, and height and width of what it shows and of the image.
+# output that one reads (-1: the image), how many channels its last job writes to the result (0: it writes to the
+# workspace), the view of its first job, that view's fill, and height and width of what the view shows and of the image.
 LENGTH, FIRST_ATOM, FIRST_LAUNCH, READ_JOB, RESULT, VIEW, VIEW_FILL, SHOWN, IMAGE = 0, 1, 2, 3, 4, 5, 13, 14, 16
 RUN_COLUMNS = 18
 _RUN = struct.Struct(f"={RUN_COLUMNS}q")
@@ -64,30 +63,30 @@ _kept: dict[tuple[tuple[int, int], int, tuple[Op, ...]], ImagePlan] = {}
 
 
 def plan_image(size: tuple[int, int], channels: int, calls: tuple[Op, ...]) -> ImagePlan:
-    """What an image goes through.
+    """Returns the plan of an image; equal images share one.
 
     Args:
         size: width and height of the decoded source, pixels.
         channels: 1 or 3.
-        calls: that are recorded on it.
+        calls: the calls recorded on the image.
     """
     key = size, channels, calls
     plan = _kept.get(key)
     if plan is None:
         plan = _Planner(size).plan(lower(size, channels, calls), calls)
-        if not plan.arguments:  # these would be kept as well
+        if not plan.arguments:  # the cache would keep these tensors alive
             if len(_kept) >= _MOST_KEPT:
                 _kept.clear()
             _kept[key] = plan
     return plan
 
 
-# What a run reads: the job that wrote it, -1 of an image, and how it is seen.
+# What a run reads: the job that wrote it (-1: the image itself), and the view through which it is read.
 _Input = tuple[int, View]
 
 
 class _Planner:
-    """Collects what an image goes through, run by run.
+    """Makes the plan of one image, run by run.
 
     Args:
         size: width and height of the decoded image.
@@ -117,13 +116,13 @@ class _Planner:
         """Adds the image, or a branch of it.
 
         Args:
-            lowered: what it goes through.
-            read: what it begins with.
-            launch: of its first stage.
-            result: as of a run.
+            lowered: its atoms.
+            read: what its first stage reads.
+            launch: number of the launch of its first stage.
+            result: channels of the result that the last stage writes, or 0 for the workspace.
 
         Returns:
-            What the last stage wrote, and the launch behind it.
+            What the last stage wrote, and the number of the launch after it.
         """
         codes, first = tuple(lowered.codes), len(self._atoms) // ATOM_BYTES
         self._atoms += lowered.atoms
@@ -136,7 +135,7 @@ class _Planner:
         view, leading = view_through(view, lowered, codes, self._atoms, first)
         read, run = (job, view), structure_of(codes, leading)
         if job >= 0 and _begins_with_statistic(lowered):
-            run = structure(run[0][1:])  # what it measures lies in the workspace
+            run = structure(run[0][1:])  # the input of a statistic lies in the workspace already
         for head in lowered.branches:
             stages, at = run[0], [stage.head for stage in run[0]].index(head)
             if at:
@@ -148,10 +147,10 @@ class _Planner:
     def _add_branches(
         self, lowered: LoweredImage, head: int, first: int, read: _Input, launch: int
     ) -> tuple[_Input, int]:
-        """Adds what a MIX reads; returns what it reads besides, and its launch."""
+        """Adds the branches of a MIX; returns its own input, and its launch."""
         branches = lowered.branches[head]
         if read[0] < 0 and any(map(_begins_with_statistic, branches)):
-            # What is measured has to lie in the workspace.
+            # The input of a statistic has to lie in the workspace.
             read, launch = self._add_run(_COPY, lowered, first, read, launch)
         behind = launch
         for number, branch in enumerate(branches, 1):
@@ -165,7 +164,7 @@ class _Planner:
     def _add_run(
         self, run: Structure, lowered: LoweredImage, first: int, read: _Input, launch: int, result: int = 0
     ) -> tuple[_Input, int]:
-        """Adds stages of what begins at row `first`, and returns as `_add`."""
+        """Adds stages whose atoms follow row `first`; the other arguments, and what it returns, are those of `_add`."""
         (stages, table, downs), (job, view) = run, read
         for at, down in downs:
             self._needed.append((self._jobs + at, *needed_rows(lowered, down)))
@@ -174,7 +173,7 @@ class _Planner:
         self._stages += table
         self._jobs += len(stages)
         launch += len(stages)
-        if result:  # nobody reads it
+        if result:  # no run reads the result
             return read, launch
         ending = stages[-1].end - 1 if stages[-1].begin < stages[-1].end else stages[-1].head
         if ending >= 0:

@@ -1,8 +1,8 @@
 """Sources and calls -> the `Program` of a batch: the jobs of all images in launches, and the arrays that kernels read.
 
-Every image's last stage runs in the last launch, whether it holds bytes or floats, so a batch costs as many launches as
-its longest image has stages, and one more before each in which some image needs to know its whole input. Branches end
-before the launch that mixes them.
+Every image's last stage runs in the last launch, for bytes and floats alike, so a batch costs as many launches as its
+longest image has stages, and one more before each in which an image needs statistics of its input. Branches end before
+the launch that mixes them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch_sink.image.program.rows import Rows
 from torch_sink.triton_kernels import rows
 from torch_sink.triton_kernels.shapes import stage_tile
 
-# The tiles of a launch begin where their address is a multiple of 16 bytes: other kernels are compiled elsewhere.
+# The tiles of a launch begin at a multiple of 16 bytes: Triton compiles another kernel for other addresses.
 _TILE_ALIGNMENT = 4
 
 
@@ -40,10 +40,10 @@ def make_program(
     """The program of a batch.
 
     Args:
-        sources: of each image.
-        calls: recorded on each; images that are not finished tensors end in `shape`.
+        sources: one for each image.
+        calls: the calls recorded on each; images that are not finished tensors end in `shape`.
         shape: [N, C, H, W].
-        dtype: as of `Program`, like the other two.
+        dtype, destination, interpreted: as in `Program`.
     """
     packing, tile = Packing(sources), stage_tile()
     images: dict[int, Any] = {at: one for at, one in enumerate(sources) if not isinstance(one, FinishedSource)}
@@ -59,12 +59,12 @@ def make_program(
 
 
 def _launched(packing: Packing, found: Rows, tile: tuple[int, int]) -> dict[str, Any]:
-    """What a program says of its launches, with their arrays in the block.
+    """Adds the arrays of the launches to the block; returns the fields of `Program` that describe them.
 
     Args:
-        packing: of all sources.
+        packing: the sources of the batch.
         found: the rows of its images.
-        tile: as of `Program`.
+        tile: rows and columns of a tile.
     """
     launches, arrays = lay_out_launches(found, tile)
     files, workspace_bytes = packing.jpegs.sources, found.workspace + ALIGNMENT_BYTES
@@ -85,7 +85,7 @@ def _launched(packing: Packing, found: Rows, tile: tuple[int, int]) -> dict[str,
 
 
 def lay_out_launches(found: Rows, tile: tuple[int, int]) -> tuple[list[Launch], dict[str, np.ndarray]]:
-    """The launches of a batch, in order, and what they read.
+    """The launches of a batch, in order, and the arrays that they read.
 
     Args:
         found: the rows of its images.
@@ -93,11 +93,11 @@ def lay_out_launches(found: Rows, tile: tuple[int, int]) -> tuple[list[Launch], 
 
     Returns:
         The launches, and by name:
-            jobs: int64 [jobs, JOB_COLUMNS], where those that read a decoded image or write to the batch only name it.
+            jobs: int64 [jobs, JOB_COLUMNS]; a decoded image, or a row of the batch, is given by number, not by address.
             operations: int32 [rows, OPERATION_COLUMNS].
-            work: int32 [rows, PROLOGUE_COLUMNS], resizes, then the jobs in the order of the launches.
+            work: int32 [rows, PROLOGUE_COLUMNS]: the resizes, then the jobs in the order of the launches.
             statistics: int32 [statistics, STATISTIC_COLUMNS], in the order of the launches.
-            tables: int32 [entries, 1], those of the host.
+            tables: int32 [entries, 1], the tables of the host.
     """
     jobs, launch_of_job, tables = found.jobs, found.launches, found.tables
     launch_of_statistic = launch_of_job[found.statistics[:, -1]]
@@ -119,7 +119,7 @@ def lay_out_launches(found: Rows, tile: tuple[int, int]) -> tuple[list[Launch], 
 def _tiled(
     jobs: np.ndarray, launch_of_job: np.ndarray, tile: tuple[int, int]
 ) -> tuple[np.ndarray, list[int], list[int]]:
-    """What the prologue does for jobs in the order of the launches, and where the tiles of each begin and end."""
+    """Rows of the prologue's work for jobs in launch order, and where the tiles of each launch begin and end."""
     across, down = -(-jobs[:, rows.WIDTH] // tile[1]), -(-jobs[:, rows.HEIGHT] // tile[0])
     counts = down * across
     of_launch = np.bincount(launch_of_job, counts).astype(np.int64)
@@ -143,10 +143,10 @@ def _resizes(places: Mapping[ResizeWeights, tuple[int, int]]) -> np.ndarray:
 
 
 def boxes_read(found: Rows, sources: int) -> np.ndarray:
-    """Which part of each source is read: where the recorded operations begin with a crop, only that crop.
+    """The part of each source that is read: only the crop where the recorded operations begin with one.
 
     Returns:
-        int32 [sources, 4]: left, top, width, height, in pixels; all 0 where no job reads it.
+        int32 [sources, 4]: left, top, width, height, in pixels; all 0 where no job reads the source.
     """
     jobs = found.jobs[found.reads]
     shown, size = found.shown[:, 1::-1], found.shown[:, :1:-1]

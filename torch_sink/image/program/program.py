@@ -1,9 +1,9 @@
-"""A batch that is not computed yet, as one record; what it can be asked for, and what is made of it.
+"""`Program`, a batch that is not computed yet; `Wanted`, how it is to be delivered; and which images the result shows.
 
-It is made where the batch is collated, once, and run wherever its device is.
+A program is made once, where the batch is collated, and run wherever its device is.
 
 A program knows neither addresses nor strides: its jobs name the decoded images that they read and the rows of the batch
-that they write. Who runs it gives the places of the images, and the batch.
+that they write. Whoever runs it supplies their addresses.
 """
 
 from __future__ import annotations
@@ -35,14 +35,12 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
 class Launch(NamedTuple):
-    """One launch of the stage kernel, and of the one for statistics before it where there are any.
+    """One launch of the stage kernel, after one of the statistics kernel where the stages need statistics.
 
     Attributes:
-        begin: of its tiles.
-        end: of the same.
-        is_heavy: some image needs what only the larger variant can do.
-        statistics_begin: of its rows among the statistics.
-        statistics_end: of the same.
+        begin, end: range of its tiles.
+        is_heavy: some image needs what only the larger variant of the kernel can do.
+        statistics_begin, statistics_end: range of its rows in the array "statistics".
     """
 
     begin: int
@@ -57,21 +55,20 @@ class Program(NamedTuple):
 
     Attributes:
         packed: the sources and the calls recorded on each image, in a block of bytes that also holds the arrays.
-        shape: of the batch.
-        dtype: of the batch.
+        shape, dtype: those of the batch.
         destination: device that the backend was set to, as a string; nothing can be executed for "meta".
         interpreted: the kernels run on the CPU under Triton's interpreter.
-        tile: rows and columns of what a program of the stage kernel makes.
+        tile: rows and columns of pixels that one block of the stage kernel's grid makes.
         arrays: {one of `ARRAYS`: its first byte in the block, rows, and columns}; empty without launches. `files` are
-            the numbers of the sources that kernels decode, `boxes` what is read of each source: left, top, width,
-            height, all 0 where nothing is. `places` are those of the decoded images where these are files; what follows
-            is said at `lay_out_launches`.
-        launches: of stages, in order; none where all images are finished tensors.
+            the numbers of the sources that kernels decode, `boxes` the part of each source that is read: left, top,
+            width, height, all 0 where nothing is. `places` says where the pixels of the files lie. See
+            `lay_out_launches` for the others.
+        launches: those of the stages, in order; none where all images are finished tensors.
         mixes: calls recorded on the whole batch, `MixUp` and `CutMix`; they run after every image is made.
-        jpegs: how the files are decoded, which the block begins with; None without any.
-        made_entries: of the tables that the device makes, behind those of the host.
-        workspace_bytes: for the outputs of all stages but the last; never nothing. The pixels of the files follow.
-        has_other_images: something else than the files has to be decoded.
+        jpegs: how kernels decode the files at the beginning of the block; None without such files.
+        made_entries: entries of the tables that the device makes, which follow those of the host.
+        workspace_bytes: for the outputs of all stages but the last; never 0. The pixels of the files follow.
+        has_other_images: some images that are not among the files have to be decoded.
         has_finished: some images are finished tensors, which no launch makes.
     """
 
@@ -92,11 +89,11 @@ class Program(NamedTuple):
 
     @property
     def block(self) -> torch.Tensor:
-        """uint8 [bytes] on the host, which everything of the batch lies in."""
+        """uint8 [bytes] on the host: the sources, calls, and arrays of the batch."""
         return self.packed.blob
 
     def array(self, name: str) -> np.ndarray:
-        """One of `ARRAYS`, [rows, columns], where it lies in the block."""
+        """A view [rows, columns] of one of `ARRAYS` in the block."""
         begin, count, columns = self.arrays[name]
         dtype: Any = np.int64 if name in _INT64 else np.int32
         values = self.block.numpy()[begin : begin + count * columns * np.dtype(dtype).itemsize]
@@ -110,7 +107,7 @@ class Program(NamedTuple):
         return self.array("jobs")[chosen[:, rows.TILED_JOB]]
 
     def stages_of(self, launch: Launch) -> Counter[str]:
-        """How many images of a launch run which stage."""
+        """{description of a stage: how many images run it in a launch}."""
         names = {int(kind): kind.name.lower() for kind in Kind}
         kinds = [names.get(kind, "") for kind in self.array("operations")[:, 0].tolist()]
         found: Counter[str] = Counter()
@@ -148,29 +145,29 @@ class Program(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What is asked for."""
+    """How a batch is to be delivered."""
 
-    device: torch.device  # where
-    dtype: torch.dtype | None = None  # of the result; None for the batch's own
-    memory_format: torch.memory_format = torch.contiguous_format  # of a new result
+    device: torch.device  # device of the result
+    dtype: torch.dtype | None = None  # dtype of the result; None for the batch's own
+    memory_format: torch.memory_format = torch.contiguous_format  # of the result, unless `out` is given
     out: torch.Tensor | None = None  # written to instead of a new tensor, [N, C, H, W]
     on_decode_error: str = "raise"  # "raise", "skip" or "replace"
 
     def dtype_of_result(self, program: Program) -> torch.dtype:
-        """That of what is written to."""
+        """The dtype of the result."""
         return self.out.dtype if self.out is not None else self.dtype or program.dtype
 
     def kernel_dtype(self, program: Program) -> torch.dtype:
-        """The type of what the kernels write: that of the result, where nothing follows and they convert to it.
+        """The dtype that the kernels write: the result's where they can convert to it and no mix follows.
 
-        Half precision is made as such, for what is asked for may be wider; the kernels write no other integers.
+        A batch in half precision is computed in it first, since the result's dtype may be wider.
         """
         made, asked = program.dtype, self.dtype_of_result(program)
         converts = made.itemsize != 2 and asked in _FLOATS
         return asked if converts and not program.mixes else made
 
     def result(self, program: Program, count: int) -> torch.Tensor:
-        """What `count` rows of a batch are written to."""
+        """The tensor that `count` rows of a batch are written to."""
         if self.out is not None:
             return self.out[:count]
         shape, dtype = (count, *program.shape[1:]), self.dtype_of_result(program)
@@ -178,7 +175,7 @@ class Wanted(NamedTuple):
 
     @property
     def keeps_rows(self) -> bool:
-        """True where damaged images are to leave rows of a given tensor as they are."""
+        """True where rows of `out` that no good image fills keep their values."""
         return self.out is not None and self.on_decode_error == "skip"
 
 
@@ -193,13 +190,13 @@ def survivors(
     """The images that a result shows, in order, or None where it shows every image; and the files of the others.
 
     Args:
-        errors: of the images that are damaged, in order.
-        count: how many images there are.
-        mixes: how often each image takes a part of the one before it, damage included.
+        errors: {row of a damaged image: its error}, in order.
+        count: number of images.
+        mixes: number of mixes; each mixes every image with the one before it, so damage spreads by one row.
         policy: "raise", "skip" a damaged image, or "replace" it by the next good one.
 
     Raises:
-        DecodeError: that of the first image that is damaged, where the policy says so or none is good.
+        DecodeError: the first damaged image's, under "raise" or when no image is good.
     """
     if not errors:
         return None, ()

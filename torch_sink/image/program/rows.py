@@ -1,4 +1,4 @@
-"""The rows of a batch, from the plans of its images: every column is made for all images at once."""
+"""Plans of images -> the tables of their batch; every column is computed for all images at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from torch_sink.image.core.lowering import ATOM_BYTES, ATOM_COLUMNS, OUTPUT_HEIGHT, ResizeWeights
 from torch_sink.image.decode.jpeg_block import aligned
-from torch_sink.image.program import jobs as run
+from torch_sink.image.program import jobs as run_column
 from torch_sink.image.program.jobs import ImagePlan
 from torch_sink.image.program.stages import STAGE_COLUMNS, Stage
 from torch_sink.triton_kernels import rows
@@ -25,19 +25,19 @@ class Rows:
 
     Args:
         plans: of each image; equal images may share one.
-        sources: the number of the decoded image that each begins with.
-        results: the row of the result that each becomes.
+        sources: number of the decoded image that each begins with.
+        results: row of the result that each becomes.
 
     Attributes:
         jobs: int64 [jobs, JOB_COLUMNS], image by image.
-        launches: int64 [jobs], that of each; every image ends with the last one.
-        is_heavy: bool [jobs].
+        launches: int64 [jobs], number of the launch of each; every image ends in the last launch.
+        is_heavy: bool [jobs], whether each needs the heavy variant of the kernel.
         reads: int64 [n], the jobs that read a decoded image.
         shown: int64 [n, 4], height and width of what the view of each shows, and of that image.
-        atoms: int32 [rows, OPERATION_COLUMNS]; row 0 is no head.
-        statistics: int32 [n, STATISTIC_COLUMNS], the last of which is the job that waits.
-        tables: what atoms look things up in.
-        workspace: bytes.
+        atoms: int32 [rows, OPERATION_COLUMNS]; row 0 stands for no atom.
+        statistics: int32 [n, STATISTIC_COLUMNS]; the last column is the job that waits.
+        tables: the lookup tables of the atoms.
+        workspace: bytes for outputs that are not the result.
     """
 
     def __init__(self, plans: Sequence[ImagePlan], sources: Sequence[int], results: Sequence[int]) -> None:
@@ -46,24 +46,25 @@ class Rows:
         lowered = _joined([bytes(ATOM_BYTES), *(plan.atoms for plan in plans)], np.int32, ATOM_COLUMNS)
         atoms, atom_sizes = np.ascontiguousarray(lowered[:, :OUTPUT_HEIGHT]), lowered[:, OUTPUT_HEIGHT:]
         tables = Tables(plans, first_atoms.tolist(), atoms)
-        runs = _joined([plan.runs for plan in plans], np.int64, run.RUN_COLUMNS)
+        runs = _joined([plan.runs for plan in plans], np.int64, run_column.RUN_COLUMNS)
         stages = _joined([plan.stages for plan in plans], np.int64, STAGE_COLUMNS)
         stage: Any = Stage._make(stages.T)  # of each field, [jobs]
 
-        lengths, image_of_run = runs[:, run.LENGTH], np.repeat(np.arange(len(plans)), counts[:, 2])
+        lengths, image_of_run = runs[:, run_column.LENGTH], np.repeat(np.arange(len(plans)), counts[:, 2])
         run_of_job, beginning = np.repeat(np.arange(len(runs)), lengths), lengths.cumsum() - lengths
         image = image_of_run[run_of_job]
-        first = runs[run_of_job, run.FIRST_ATOM] + first_atoms[image]
+        first = runs[run_of_job, run_column.FIRST_ATOM] + first_atoms[image]
         read = np.arange(-1, len(stages) - 1)  # the job whose output each reads; -1: an image
-        read_by_run = runs[:, run.READ_JOB]
+        read_by_run = runs[:, run_column.READ_JOB]
         read[beginning] = np.where(read_by_run < 0, -1, read_by_run + first_jobs[image_of_run])
         reads, channels = np.flatnonzero(read < 0), np.zeros(len(stages), np.int64)
-        channels[beginning + lengths - 1] = runs[:, run.RESULT]
+        channels[beginning + lengths - 1] = runs[:, run_column.RESULT]
         is_result = channels > 0
 
         # A stage makes what its last atom makes; one without atoms, at the beginning of a run, what its view shows.
         ending = np.where(stage.begin < stage.end, stage.end - 1, stage.head)
-        size = np.where(ending[:, None] < 0, runs[run_of_job, run.SHOWN : run.SHOWN + 2], atom_sizes[first + ending])
+        shown = runs[run_of_job, run_column.SHOWN : run_column.SHOWN + 4]
+        size = np.where(ending[:, None] < 0, shown[:, :2], atom_sizes[first + ending])
         of_plans = zip(first_jobs.tolist(), plans, strict=True)
         needed = [(job + at, *needed) for job, plan in of_plans for at, *needed in plan.needed]
         narrow, begin, end = np.array(needed, np.int64).reshape(-1, 3).T
@@ -83,10 +84,10 @@ class Rows:
         jobs[:, rows.SOURCE : rows.SOURCE + 4], jobs[:, rows.TARGET : rows.TARGET + 4] = source, target
         jobs[:, rows.HEIGHT], jobs[:, rows.WIDTH] = height, width
         jobs[:, rows.CHANNELS] = np.where(is_result, channels, 3)
-        # Whoever begins no run sees all of what it reads, but for rows that nobody needs.
+        # A job that does not begin a run sees its whole input, except for rows that are not needed.
         jobs[:, rows.VIEW_X_STEP], jobs[:, rows.VIEW_X_END] = 1, width[read]
         jobs[:, rows.VIEW_Y_STEP], jobs[:, rows.VIEW_Y_END] = 1, height[read]
-        jobs[beginning, rows.VIEW_X_STEP : rows.VIEW_FILL + 1] = runs[:, run.VIEW : run.SHOWN]
+        jobs[beginning, rows.VIEW_X_STEP : rows.VIEW_FILL + 1] = runs[:, run_column.VIEW : run_column.SHOWN]
         fill = jobs[:, rows.VIEW_FILL]
         fill += first_atoms[image] * (fill > 0)
         down = first[narrow] + stage.down[narrow]
@@ -103,27 +104,27 @@ class Rows:
         jobs[:, rows.HEAD] = np.where(stage.head < 0, 0, first + stage.head)
         jobs[:, rows.TAIL_BEGIN], jobs[:, rows.TAIL_END] = first + stage.begin, first + stage.end
         self.is_heavy = (stage.is_heavy > 0) | (jobs[:, rows.TARGET_KIND] == rows.FLOATS) | (fill > 0)
-        self.launches = np.arange(len(stages)) + (runs[:, run.FIRST_LAUNCH] - beginning)[run_of_job]
+        self.launches = np.arange(len(stages)) + (runs[:, run_column.FIRST_LAUNCH] - beginning)[run_of_job]
         self.launches += (counts[:, 3].max() - counts[:, 3])[image]
         for number, plan in enumerate(plans):
             for row in plan.branches:
                 atoms[row + first_atoms[number], rows.BRANCH_JOB] += first_jobs[number]
         self.statistics = _statistics(stage.measured, read, first + stage.begin, tables, atoms)
-        self.jobs, self.reads, self.atoms, self.tables, self.workspace = jobs, reads, atoms, tables, int(taken.sum())
-        self.shown = runs[run_of_job[reads], run.SHOWN : run.SHOWN + 4]
+        self.jobs, self.atoms, self.tables, self.workspace = jobs, atoms, tables, int(taken.sum())
+        self.reads, self.shown = reads, shown[reads]
 
 
 def _statistics(
     measured: np.ndarray, read: np.ndarray, tails: np.ndarray, tables: Tables, atoms: np.ndarray
 ) -> np.ndarray:
-    """What is found of a job's output, in tables of its own, before another job; as of `Rows`.
+    """Rows for statistics of a job's output, which another job waits for.
 
     Args:
-        measured: [jobs], channels of what each job reads.
-        read: [jobs], the job whose output that is.
-        tails: [jobs], the row of the atom that wants to know.
-        tables: behind which the new ones lie.
-        atoms: written to.
+        measured: [jobs], how many channels of its input each job needs statistics of.
+        read: [jobs], the job whose output is that input.
+        tails: [jobs], the row of the atom that needs them.
+        tables: grows by a table for each statistic.
+        atoms: written to: where these tables lie.
     """
     waits = np.flatnonzero(measured)
     if not len(waits):
@@ -140,25 +141,25 @@ def _statistics(
 
 
 class Tables:
-    """The tables that the images of a batch look things up in; says in their atoms where these are.
+    """The lookup tables of a batch, one after the other; writes into the atoms where theirs lie.
 
     Args:
-        plans: of the images.
+        plans: one for each image.
         first_atoms: the row before the first atom of each.
         atoms: int32 [rows, OPERATION_COLUMNS], written to.
 
     Attributes:
-        of_host: one after the other.
-        resizes: {weights: where the device writes first positions and weights}, behind those of the host.
-        host_entries: of the tables of the host.
-        size: entries of all.
+        of_host: those that the host computed, in order.
+        resizes: {weights: where the device writes first positions and weights}, behind the tables of the host.
+        host_entries: entries of the tables of the host.
+        size: entries of all tables.
     """
 
     def __init__(self, plans: Sequence[ImagePlan], first_atoms: Sequence[int], atoms: np.ndarray) -> None:
         self.of_host: list[np.ndarray] = []
         self.resizes: dict[ResizeWeights, tuple[int, int]] = {}
         self.size = 0
-        self._places: dict[int, tuple[int, ...]] = {}  # of a table, or of several, by `id`
+        self._places: dict[int, tuple[int, ...]] = {}  # {`id` of a table, or of a tuple of tables: where they begin}
         cells: list[int] = []
         values: list[int] = []
         for first, plan in zip(first_atoms, plans, strict=True):
@@ -192,5 +193,5 @@ class Tables:
 
 
 def _joined(parts: Iterable[bytes], dtype: Any, columns: int) -> np.ndarray:
-    """A table that can be written to; each part is some of its rows."""
+    """One writable array [rows, columns] from pieces, each the bytes of some of its rows."""
     return np.frombuffer(bytearray(b"".join(parts)), dtype).reshape(-1, columns)

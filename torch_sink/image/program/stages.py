@@ -1,8 +1,8 @@
 """The atoms of one image -> its stages.
 
 A stage is at most one gather at its head, then any maps and point operations; it ends before the next gather or
-statistic. Maps at the very start become the view through which the first head reads its input. What depends on the
-kinds of the atoms alone is found once for each sequence of kinds and kept.
+statistic. Maps at the very start become the view through which the first head reads its input. What depends only on the
+kinds of the atoms is cached for each sequence of kinds.
 """
 
 from __future__ import annotations
@@ -22,19 +22,18 @@ _DOWN = (Kind.RESAMPLE_Y, Kind.FILTER_Y)
 
 
 class Stage(NamedTuple):
-    """One stage, as the kinds of the atoms say it; atoms are known by their position.
+    """One stage, as far as the kinds of its atoms determine it; numbers of atoms are positions in the image.
 
     Attributes:
-        values: by which the head reads bytes as floats, or -1.
+        values: the VALUES atom by which the head reads bytes as floats, or -1.
         head: the gather, or -1.
-        begin: of those that follow.
-        end: of those.
+        begin, end: the atoms after the head.
         source_kind: what it reads, BYTES, FLOATS or VALUED.
         target_kind: what it leaves in the workspace, BYTES or FLOATS.
-        top: the largest value before those that follow: 255, of bytes, or 1, of floats.
-        measured: channels of its input of which something has to be known as a whole.
-        is_heavy: only the heavy variant of the kernel does it, wherever it writes.
-        down: the vertical pass that follows this horizontal one, which makes only the rows that it reads; or -1.
+        top: the largest value where the atoms after the head begin: 255 for bytes, 1 for floats.
+        measured: how many channels of its input need a statistic first.
+        is_heavy: it needs the heavy variant of the kernel, wherever it writes.
+        down: where this is a horizontal pass, the vertical one that follows and whose rows alone it makes; or -1.
     """
 
     values: int = -1
@@ -52,25 +51,25 @@ class Stage(NamedTuple):
 STAGE_COLUMNS = len(Stage._fields)
 
 
-# Stages of an image; their fields, int64 [stages, STAGE_COLUMNS]; and of stages that make only the rows that the next
-# one reads, which they are, and the head of the next.
+# Stages of an image; the bytes of their fields, int64 [stages, STAGE_COLUMNS]; and for each stage that makes only the
+# rows that the next one reads, its number and the head of the next.
 Structure = tuple[tuple[Stage, ...], bytes, tuple[tuple[int, int], ...]]
 
 
 @functools.lru_cache(maxsize=4096)
 def structure_of(codes: tuple[int, ...], leading: int) -> Structure:
-    """The stages of atoms of these codes; the first `leading` ones are in the view of the first stage."""
+    """The stages of atoms of these codes; the first `leading` atoms are in the view of the first stage."""
     return structure(stages_of(codes, leading))
 
 
 def structure(stages: tuple[Stage, ...]) -> Structure:
-    """That of some stages."""
+    """The `Structure` of given stages."""
     table = array("q", itertools.chain.from_iterable(stages)).tobytes()
     return stages, table, tuple((at, stage.down) for at, stage in enumerate(stages) if stage.down >= 0)
 
 
 def stages_of(codes: tuple[int, ...], leading: int) -> tuple[Stage, ...]:
-    """As `structure_of`."""
+    """Splits atoms of these codes into stages; the first `leading` ones belong to none."""
     kinds = tuple(map(_kind, codes))
     split = _split(codes, kinds, leading)
     stages, in_floats, source_kind = [], False, rows.BYTES
@@ -123,24 +122,23 @@ def _begins_with_gather(kinds: Sequence[Kind]) -> bool:
 
 
 def _is_of_tensors(code: int) -> bool:
-    """True where it follows a formula of tensors; statistics are the same in both variants."""
+    """True where an atom computes as torchvision does for tensors; statistics do so in both variants of the kernel."""
     return code > KIND_MASK and _kind(code).role != "statistic"
 
 
-# --- what the first stage sees
+# --- the view of the first stage
 
 # On one axis: input position = step * position + offset where begin <= position < end.
 Axis = tuple[int, int, int, int]
 
 
 class View(NamedTuple):
-    """How a stage sees its input.
+    """The flips and shifts through which a stage reads its input.
 
     Attributes:
-        x: across.
-        y: down.
-        size: (height, width) of what it sees.
-        fill: row of the atom that holds what is seen elsewhere; 0 where nothing is.
+        x, y: horizontal and vertical axis.
+        size: (height, width) of what it shows.
+        fill: row of the atom that holds the color outside the input; 0 where the view stays inside.
     """
 
     x: Axis
@@ -151,7 +149,7 @@ class View(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def whole_view(size: tuple[int, int]) -> View:
-    """Every pixel at its own place."""
+    """The view that shows an input of `size` as it is."""
     height, width = size
     return View((1, 0, 0, width), (1, 0, 0, height), size)
 
@@ -159,16 +157,16 @@ def whole_view(size: tuple[int, int]) -> View:
 def view_through(
     view: View, lowered: LoweredImage, codes: tuple[int, ...], atoms: bytearray, begin: int
 ) -> tuple[View, int]:
-    """A view, and the first maps of an image, as one view; and how many maps these are.
+    """Joins the first maps of an image to a view; returns the new view, and how many maps it took in.
 
-    A map that leaves the image belongs to it where a head follows. Elsewhere the tail has the fill at less cost.
+    It takes in a map that leaves the image only where a head follows: elsewhere the tail fills at less cost.
 
     Args:
-        view: what the image begins with.
-        lowered: its atoms.
-        codes: of these.
-        atoms: those of the whole image, of which it may be a branch; row 0 is none.
-        begin: the row of its first atom.
+        view: the view that the image, or a branch of it, begins with.
+        lowered: atoms of the image or branch.
+        codes: their codes.
+        atoms: rows of the whole image's atoms; row 0 is none.
+        begin: the row of the first atom.
     """
     maps, may_leave = _beginning(codes)
     if not maps:
@@ -209,7 +207,7 @@ def _beginning(codes: tuple[int, ...]) -> tuple[int, bool]:
 
 
 def shifted(axis: Axis, by: int, size: int) -> Axis:
-    """An axis of `size` positions behind a shift."""
+    """An axis of `size` positions after a shift."""
     step, offset, begin, end = axis
     return step, offset + step * by, (begin if begin > 0 else 0) - by, (end if end < size else size) - by
 

@@ -24,12 +24,11 @@ def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
     """Stacks handles (and ordinary tensors among them) into a batch.
 
     Returns:
-        A `LazyBatch` where something else than this process's CPU will execute it, else an ordinary tensor, in shared
-        memory when made in a worker.
+        A `LazyBatch`; where this process's CPU executes at once, an ordinary tensor, in shared memory in a worker.
 
     Raises:
         RuntimeError: the images differ in shape, with the message of `torch.stack`.
-        TypeError, AttributeError: some are no tensors, as stock code says it.
+        TypeError, AttributeError: some are no tensors; the errors of stock code.
     """
     if not all(map(isinstance, handles, itertools.repeat(torch.Tensor))):
         return collate_tensor_fn(handles)
@@ -37,7 +36,7 @@ def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
     at_once = active is None or active.executes_at_once
     items = [_packable(item, at_once) for item in handles]
     shape, dtype = items[0].lazy_shape, items[0].lazy_dtype
-    is_stacked = False  # as ordinary tensors
+    is_stacked = False  # by `torch.stack`, which keeps gradients and promotes dtypes
     for position, item in enumerate(items):
         if item.lazy_shape != shape:
             raise RuntimeError(
@@ -67,7 +66,7 @@ def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
 
 
 def lazy_batch(items: Sequence[Any], destination: str, interpreted: bool = False) -> LazyBatch:
-    """The batch of handles of one shape and dtype; the other arguments are those of `make_program`."""
+    """The batch of handles of one shape and dtype; see `make_program` for the other arguments."""
     uses.note_batch()
     sources, calls = [item.lazy_source for item in items], [item.lazy_ops for item in items]
     shape = len(items), *items[0].lazy_shape
@@ -75,9 +74,9 @@ def lazy_batch(items: Sequence[Any], destination: str, interpreted: bool = False
 
 
 def _packable(item: Any, at_once: bool) -> Any:
-    """A handle whose values can be made, or those that exist.
+    """A handle that a program can take: one that records, or one of finished values.
 
-    What comes a second time is kept by its dataset: its values are kept, too, unless a device makes them anew.
+    A dataset that yields a handle a second time keeps it, so its values are kept too, unless a device makes them anew.
     """
     if not isinstance(item, HANDLES):
         return finished_handle(item)
@@ -91,18 +90,14 @@ def _packable(item: Any, at_once: bool) -> Any:
 @recorded(torch.unsqueeze)
 @recorded(torch.Tensor.unsqueeze)
 def _batch_of_one(image: Any, dim: Any = None) -> Any:
-    """An image as a batch, as `preprocess(image).unsqueeze(0)` makes one for a network: a view of the image."""
+    """An image as a batch of one, as in `preprocess(image).unsqueeze(0)`: a view of the image."""
     keeps_type = type(image) is LazyTVImage and return_types._must_return_subclass()
     if type(image) not in HANDLES or not image.is_recording or type(dim) is not int or dim != 0 or keeps_type:
         return NotImplemented
-    if _is_made_at_once():
+    if settings.makes_pixels_here():
         return image.materialize().as_subclass(torch.Tensor).unsqueeze(0)
     batch = collate_handles([image])
     return image.lend_to(batch) if isinstance(batch, LazyBatch) else NotImplemented
-
-
-def _is_made_at_once() -> bool:
-    return settings.makes_pixels_here()
 
 
 _recorded_to = RECORDED[torch.Tensor.to]
@@ -110,9 +105,10 @@ _recorded_to = RECORDED[torch.Tensor.to]
 
 @recorded(torch.Tensor.to)
 def _to(image: Any, *args: Any, **kwargs: Any) -> Any:
-    """Moves one image, as programs move a list of images of different sizes: it is made there as a batch of one."""
+    """Moves one image, for programs that move a list of images of different sizes: made there as a batch of one."""
     result = _recorded_to(image, *args, **kwargs)
-    if result is not NotImplemented or type(image) not in HANDLES or not image.is_recording or _is_made_at_once():
+    keeps_result = result is not NotImplemented or type(image) not in HANDLES or not image.is_recording
+    if keeps_result or settings.makes_pixels_here():
         return result
     device, _, memory_format = parsed_to(*args, **kwargs)
     if device is None or memory_format is not None:
@@ -130,7 +126,7 @@ def _cuda(image: Any, device: Any = None, non_blocking: bool = False, **kwargs: 
 
 @recorded(torch.Tensor.pin_memory)
 def _pin_memory(image: Any, device: Any = None) -> Any:
-    return NotImplemented if _is_made_at_once() or not image.is_recording else image
+    return NotImplemented if settings.makes_pixels_here() or not image.is_recording else image
 
 
 _part = RECORDED[torch.Tensor.__getitem__]
