@@ -74,31 +74,32 @@ class _Segment:
 
 
 class _Pool:
-    """The segments of a data worker. One thread of the worker collates, others send."""
+    """The segments of a data worker, any thread of which may make a batch or send one."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._segments: list[_Segment] = []
         self._turn = 0
-        self._sending = threading.Lock()
+        self._lock = threading.Lock()
         # A reader opens a worker's files as the worker can open its parent's.
         can_be_opened = os.access(f"/proc/{os.getppid()}/fd", os.R_OK | os.X_OK)
         self.most = MOST_SEGMENTS if hasattr(os, "memfd_create") and can_be_opened else 0
 
     def allocate(self, size: int) -> torch.Tensor | None:
         """Memory in a free segment, or memory of its own if it is small, uint8 [size]; None if there is none."""
-        self._turn += 1
         if self.most and size <= MOST_COPIED_BYTES:
             return torch.empty(size, dtype=torch.uint8, device="cpu")
-        try:
-            segment = self._free_segment(size)
-            if segment is None:
-                return None
-            segment.allocate(size)
-        except OSError:
-            return None
         lease = Lease()
-        segment.lease, segment.was_sent, segment.turn = weakref.ref(lease), False, self._turn
+        with self._lock:
+            self._turn += 1
+            try:
+                segment = self._free_segment(size)
+                if segment is None:
+                    return None
+                segment.allocate(size)
+            except OSError:
+                return None
+            segment.lease, segment.was_sent, segment.turn = weakref.ref(lease), False, self._turn
         _note(lease, segment.header)
         return tensor_over(segment.memory, HEADER_BYTES, size, lease)
 
@@ -119,7 +120,7 @@ class _Pool:
     def send(self, tensor: torch.Tensor) -> tuple[int, ...] | None:
         """The arguments of `received` for a tensor of `allocate`; None if it lies elsewhere or was sent before."""
         address = tensor.data_ptr()
-        with self._sending:
+        with self._lock:
             for segment in self._segments:
                 if segment.address == address and segment.lease() is not None and not segment.was_sent:
                     segment.was_sent = True

@@ -11,9 +11,11 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from multiprocessing import resource_sharer
 from pathlib import Path
@@ -362,6 +364,24 @@ def test_batches_outlive_their_workers() -> None:
     for batch in kept:
         assert_right(batch)
         assert lies_in_segment(batch)
+
+
+def test_threads_of_a_worker_never_write_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of a `collate_fn` that collates several views at once do."""
+    monkeypatch.setattr(segments, "_pool", None)
+    interval, threads = sys.getswitchinterval(), 4
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            for size in range(1, 200):
+                made = list(
+                    pool.map(segments.allocate, [100_000 + 1000 * (size + thread) for thread in range(threads)])
+                )
+                places = {batch.data_ptr() for batch in made if batch is not None}
+                assert len(places) == sum(batch is not None for batch in made) > 0
+                del made
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_loaders_in_threads_do_not_meet() -> None:
