@@ -208,8 +208,11 @@ class PreparedWorker(WorkerLoop):
         bound.arguments["collate_fn"] = functools.partial(_collated, collate, given.executes_at_once)
         # A full collection would go through all that torch and its libraries have made, and copy their pages: 0.2 s.
         gc.freeze()
-        send_small_tensors_by_value()
-        super().__call__(*bound.args, **bound.kwargs)
+        try:
+            send_small_tensors_by_value()
+            super().__call__(*bound.args, **bound.kwargs)
+        finally:
+            gc.unfreeze()  # at the exit of a spawned process, libraries report objects that nobody has collected
 
 
 def _settings_of_thread(active: Settings | None) -> Settings:

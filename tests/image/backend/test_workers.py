@@ -64,7 +64,9 @@ ALL = [
     ("start_method", "workers", "persistent"),
     [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in ALL if case not in FAST)],
 )
-def test_batches_equal_stock(photos: Path, start_method: str | None, workers: int, persistent: bool) -> None:
+def test_batches_equal_stock(
+    photos: Path, start_method: str | None, workers: int, persistent: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
     dataset = some_images(photos, train_transform())
     loader = {"num_workers": workers, "persistent_workers": persistent, "pin_memory": True}
     # Draws depend on the number of workers, not on how they are started: the reference may take the fastest way.
@@ -77,6 +79,8 @@ def test_batches_equal_stock(photos: Path, start_method: str | None, workers: in
     assert_same_batches(made, expected)
     assert len({batch[0].sum().item() for batch in expected}) == len(expected), "the epochs draw alike"
     assert not report, str(report)
+    gc.collect()
+    assert capfd.readouterr().err == ""  # nor from workers that end
 
 
 def test_batches_in_slabs_equal_stock(photos: Path) -> None:
