@@ -16,7 +16,7 @@ from torch_sink.damage.samples import note_pixels
 from torch_sink.errors import DecodeError
 from torch_sink.image.core import settings, uses
 from torch_sink.image.core.fallback import executing
-from torch_sink.image.core.ops import Op, count_before_values, replay
+from torch_sink.image.core.ops import Op, count_before_values, makes_floats, replay
 from torch_sink.image.decode.jpeg_header import JpegHeader, read_jpeg_header
 
 
@@ -123,10 +123,12 @@ def is_worth_keeping(source: Source, pixel_bytes: int) -> bool:
 def made_here(source: Source, ops: tuple[Op, ...]) -> tuple[Source, tuple[Op, ...]]:
     """A source and calls, for a machine without a device: the file is decoded, and calls run, now.
 
-    The last calls of one value each wait for the batch, where they run on many images together. All calls on a damaged
-    file wait: the policy of its batch decides about its sample.
+    The last calls of one value each wait for the batch, where they run on many images together. So do calls from the
+    first one whose bits depend on the processor, because what may be recorded behind them is less. All calls on a
+    damaged file wait: the policy of its batch decides about its sample.
     """
     count = count_before_values(ops)
+    count = next((at for at, op in enumerate(ops[:count]) if op.promise.is_rounded or makes_floats(op)), count)
     if not (isinstance(source, EncodedSource) or (isinstance(source, PixelSource) and count)):
         return source, ops
     try:
