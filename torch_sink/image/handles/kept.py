@@ -29,9 +29,9 @@ from torch_sink.image.handles.tensor import HANDLES
 _NOT_ENTERED = (type, ModuleType, GeneratorType, CoroutineType, FrameType, torch.Tensor)
 
 
-# What a pass has begun of; and, without workers, what was found to keep no images after a pass.
-_begun: weakref.WeakSet[Any] = weakref.WeakSet()
-_keep_none: weakref.WeakSet[Any] = weakref.WeakSet()
+# By id, loaders of which a pass has begun; and those without workers that keep no images after a pass.
+_begun: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_keep_none: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def keep_images_of(loader: Any) -> None:
@@ -40,13 +40,13 @@ def keep_images_of(loader: Any) -> None:
     A file that was neither used nor loaded is left alone: its `draft` may still be called. A dataset without images is
     not searched at every pass: the annotations of a large one take seconds.
     """
-    is_first_pass = loader not in _begun
-    _begun.add(loader)
-    if not uses.were_opened or loader in _keep_none:
+    is_first_pass = id(loader) not in _begun
+    _begun[id(loader)] = loader
+    if not uses.were_opened or id(loader) in _keep_none:
         return
     waiting = [image for image in images_in(loader.dataset) if _waits(image)] if _are_any() else []
     if not (waiting or is_first_pass or loader.num_workers):
-        _keep_none.add(loader)
+        _keep_none[id(loader)] = loader
     for image in waiting:
         if type(image) in HANDLES:
             _keep_tensor(image)
