@@ -68,6 +68,12 @@ def by_own_generator(image):
 def ragged(image):
     return transforms.functional.to_tensor(image)
 
+small = torch.zeros(3, 8, 8, dtype=torch.uint8)
+
+def read_in_pieces(image):
+    pieces = transforms.functional.five_crop(transforms.functional.to_pil_image(small), 4)
+    return sum(torch.roll(transforms.functional.pil_to_tensor(piece), 1) for piece in pieces * 10)
+
 def make_loader():
     return DataLoader(ImageFolder("photos", transform), 4, num_workers=1, collate_fn=gathered)
 
@@ -217,6 +223,25 @@ def test_a_pipeline_of_which_nothing_is_recorded(folder: Path) -> None:
     assert {stage.name: stage.bytes_in for stage in found.stages}["copy"] == 4 * 3 * 8 * 8
 
 
+def test_whether_recording_pays(folder: Path) -> None:
+    pays = explained("train:jitter", "h200")
+    said = re.search(r"costs a data worker here ([\d.]+) ms a sample, stock code ([\d.]+) ms", pays.recording)
+    assert 1000 * pays.stages[0].seconds == pytest.approx(float(said[1]), abs=0.001)
+    assert float(said[1]) < float(said[2])
+    assert pays.recording.endswith("recording pays.")
+    assert pays.recording in " ".join(explain.report_of(pays).as_text().split())
+    pointless = explained("train:read_in_pieces", "cpu")
+    assert pointless.recording.endswith("leave the image backend at 'PIL' for this dataset.")
+
+
+def test_what_stock_code_cannot_do_is_not_compared(folder: Path) -> None:
+    (folder / "photos" / "one" / "0.jpg").write_bytes(b"no image")
+    with torch_sink.image_backend("device", device="meta", on_decode_error="skip"):
+        found = explained("train:transform", "h200")
+    assert found.recording.startswith("Stock code cannot be measured beside it: ")
+    assert found.stages[0].seconds > 0
+
+
 def test_every_reason_has_a_remedy() -> None:
     page = (ROOT / "docs" / "troubleshooting.md").read_text()
     table = page.partition("## Reasons in the fallback report")[2].partition("\n## ")[0]
@@ -265,8 +290,9 @@ def test_on_the_cpu_workers_make_the_pixels(folder: Path, monkeypatch: pytest.Mo
     decoded, load = folder / "decoded", JpegImagePlugin.JpegImageFile.load
 
     def noted(image: JpegImagePlugin.JpegImageFile) -> Any:
-        with decoded.open("a") as file:  # a worker is another process
-            file.write(".")
+        if torch_sink.get_image_backend() == "device":  # else it is the worker of stock code beside it
+            with decoded.open("a") as file:  # a worker is another process
+                file.write(".")
         return load(image)
 
     monkeypatch.setattr(JpegImagePlugin.JpegImageFile, "load", noted)

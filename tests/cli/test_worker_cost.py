@@ -176,6 +176,6 @@ def test_bench_says_where_recording_pays(least: float, most: float, advice: str,
         "ratio": ratio if has_gpu else other,
         "on_cpu_ratio": other if has_gpu else ratio,
     }
-    said = said_of_recording(cost, has_gpu=has_gpu)
+    said = said_of_recording(cost, on_cpu=not has_gpu)
     assert f"here {'0.020' if has_gpu else '0.109'} ms a sample, stock code 0.080 ms" in said
     assert said.endswith(advice)

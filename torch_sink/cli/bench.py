@@ -132,7 +132,7 @@ def report_of(found: dict[str, Any]) -> Report:
     verdict = (
         f"{faster if found['machine']['gpu'] else ''}Where a GPU makes the pixels, a data worker takes "
         f"{cost['ratio']['p50']:.1f} times less CPU time for a sample, at batch {cost['batch_size']}. "
-        f"{said_of_recording(cost, has_gpu=bool(found['machine']['gpu']))}"
+        f"{said_of_recording(cost, on_cpu=not found['machine']['gpu'])}"
     )
     equal = [(pipeline, _EQUAL[is_same]) for pipeline, is_same in found["equal"].items()]
     parts = [

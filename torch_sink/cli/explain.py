@@ -20,7 +20,7 @@ from torch_sink.cli import machine
 from torch_sink.cli.machine import DEVICES, costs, features_of_batch, launches_of
 from torch_sink.cli.pipelines import Pipeline, seed_everything
 from torch_sink.cli.report import Report, Table, bars
-from torch_sink.cli.worker_cost import Cost, cost_of_fallbacks, said_of, worker_seconds
+from torch_sink.cli.worker_cost import Cost, cost_of_fallbacks, measured_beside_stock, said_of
 from torch_sink.common import usable_cores
 from torch_sink.damage.report import current_policy
 from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource, Source
@@ -30,7 +30,7 @@ from torch_sink.image.run.batch import LazyBatch
 from torch_sink.image.run.collate import collate_handles
 
 CPU, WORKER, GPU_STAGES = "cpu", "worker", "decode + kernels"
-MEASURED_IMAGES = 128
+MEASURED_IMAGES = 64  # in each round
 _MOST_DECODED = 8  # files, to measure what Pillow takes for one
 _MOST_SHOWN = 8  # lines of a plan, and shapes
 _NOTHING = "nothing, "  # begins a remedy where nothing has to be done
@@ -80,6 +80,7 @@ class Explained(NamedTuple):
     batches: list[LazyBatch]  # in the batch: several if its samples have several crops
     fallbacks: Counter[tuple[str, ...]]  # (operation, reason) -> count
     stages: list[Stage]
+    recording: str = ""  # whether it pays in the data worker
     cost: Cost | None = None  # of the fallbacks, if it can be measured
     kept: str = ""  # a remark on images that the dataset keeps
     assumes_workers: bool = False  # whether the loader has no workers
@@ -116,16 +117,16 @@ def explain(pipeline: Pipeline, device: str | None = None, workers: int | None =
         images, tensors = _recorded(pipeline)
         fallbacks = torch_sink.fallback_report().counts
     place = CPU if chosen == CPU else "meta"
-    with torch_sink.image_backend("device", device=place, on_decode_error=policy):
-        seconds = worker_seconds(pipeline, max(images, MEASURED_IMAGES), seed=1)
+    measured = max(images, MEASURED_IMAGES)
+    seconds, recording = measured_beside_stock(pipeline, measured, place, policy)
     at_once = count if device is not None and chosen != CPU else min(count, cores)
     worker = Stage(WORKER, f"this machine, {machine.cpu_name()}", None, 0, seconds, at_once)
     batches = [leaf for leaf in tensors if isinstance(leaf, LazyBatch)]
     stages = list(_stages(worker, tensors, batches, images, chosen))
-    cost = cost_of_fallbacks(pipeline, max(images, MEASURED_IMAGES)) if _are_costly(fallbacks) else None
+    cost = cost_of_fallbacks(pipeline, measured) if _are_costly(fallbacks) else None
     kept = said_of_images_in(pipeline.dataset)
     assumed = workers is None and pipeline.workers == 0
-    return Explained(pipeline.name, images, chosen, count, batches, fallbacks, stages, cost, kept, assumed)
+    return Explained(pipeline.name, images, chosen, count, batches, fallbacks, stages, recording, cost, kept, assumed)
 
 
 def _recorded(pipeline: Pipeline) -> tuple[int, list[torch.Tensor]]:
@@ -226,7 +227,7 @@ def report_of(found: Explained) -> Report:
     ]
     parts = [_recorded_part(found), _launches_part(found), _fallbacks_part(found), _stages_part(found)]
     parts.append(bars("Images a second that each stage allows", "images/s", found.rates, limit=found.limit))
-    return Report(f"Pipeline {found.name}", about, _verdict(found), parts)
+    return Report(f"Pipeline {found.name}", about, f"{_verdict(found)} {found.recording}", parts)
 
 
 def _some(lines: list[str]) -> list[str]:

@@ -151,17 +151,43 @@ def worker_cost_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
     return Table("A data worker: CPU milliseconds for a sample", heads, rows, _NOTE)
 
 
-def said_of_recording(cost: Mapping[str, Any], *, has_gpu: bool) -> str:
-    """Whether the image backend pays in a data worker of this machine, from a result of `measure_worker_cost`."""
-    ratio = cost["ratio" if has_gpu else "on_cpu_ratio"]
-    ours, stock = cost["torch_sink_ms" if has_gpu else "on_cpu_ms"]["p50"], cost["stock_ms"]["p50"]
+def said_of_recording(cost: Mapping[str, Any], *, on_cpu: bool = False) -> str:
+    """Whether the image backend pays in a data worker of this machine, from a result of `summary`.
+
+    Args:
+        on_cpu: judge the worker that makes the pixels; otherwise the one that records for a GPU, or whatever was
+            measured as "torch_sink".
+    """
+    ours, ratio = (cost["on_cpu_ms"], cost["on_cpu_ratio"]) if on_cpu else (cost["torch_sink_ms"], cost["ratio"])
     advice = "no difference"
     if ratio["least"] > 1:
         advice = "recording pays"
     elif ratio["most"] < 1:
         advice = "leave the image backend at 'PIL' for this dataset"
-    said = f"Recording costs a data worker here {ours:.3f} ms a sample, stock code {stock:.3f} ms"
-    return f"{said} (stock divided by ours: {spread(ratio, 2)}): {advice}."
+    said = f"Recording costs a data worker here {ours['p50']:.3f} ms a sample, stock code {cost['stock_ms']['p50']:.3f}"
+    return f"{said} ms (stock divided by ours: {spread(ratio, 2)}): {advice}."
+
+
+def measured_beside_stock(
+    pipeline: Pipeline, images: int, device: str, on_decode_error: str, rounds: int = 3
+) -> tuple[float, str]:
+    """CPU seconds of a data worker for a sample, and whether recording pays there, in turns with stock code.
+
+    Raises:
+        ValueError: the pipeline raises.
+    """
+
+    def ours(seed: int) -> float:
+        with torch_sink.image_backend("device", device=device, on_decode_error=on_decode_error):
+            return 1000 * worker_seconds(pipeline, images, seed)
+
+    try:
+        found = summary(
+            in_turns({"stock": partial(milliseconds, pipeline, SIDES["stock"], images), "torch_sink": ours}, rounds)
+        )
+    except ValueError as error:  # for instance, stock code has no policy for broken files
+        return ours(1) / 1000, f"Stock code cannot be measured beside it: {error}."
+    return found["torch_sink_ms"]["p50"] / 1000, said_of_recording(found)
 
 
 def spread(values: Mapping[str, float], digits: int = 1) -> str:
