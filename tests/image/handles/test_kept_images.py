@@ -415,6 +415,18 @@ class Opening(Dataset[torch.Tensor]):
         return sample
 
 
+class Unhashable(DataLoader):
+    __hash__ = None
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+
+def test_a_loader_that_cannot_be_hashed() -> None:
+    with torch_sink.image_backend("device", device="cpu"):
+        assert [batch.tolist() for batch in Unhashable([1, 2, 3], batch_size=2)] == [[1, 2], [3]]
+
+
 def test_a_dataset_that_keeps_no_images_is_not_searched_at_every_pass(
     paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
