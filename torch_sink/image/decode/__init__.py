@@ -30,7 +30,7 @@ def decode_images(
 
     Args:
         sources: files' contents, or paths; any format that Pillow reads.
-        device: where the pixels are wanted; default the current accelerator, else the CPU.
+        device: device of the results; default the current accelerator, else the CPU.
         provider: one of `decode_providers()`; an image that it cannot take goes to the next one.
         mode: "RGB" or "L".
         on_error: "raise", or "none" to get None in the place of a broken, missing or unreadable image.

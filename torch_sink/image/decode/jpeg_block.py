@@ -1,8 +1,8 @@
-"""JPEG files laid out as the kernels read them, and all that the kernels need to know of them, made in a data worker.
+"""Lays out JPEG files and their tables as the kernels read them, in a data worker.
 
-The block that a batch travels in begins with the files. Each stands there once, as it is, but for the gaps that make
-its entropy-coded data begin at a multiple of 16 bytes: before the file, and after each restart marker. The tables of
-the files follow. The block is copied to the device as a whole, and its bytes stay as they are on the way.
+The block that a batch travels in begins with the files. Each is there once and unchanged, except for gaps that make its
+entropy-coded data begin at a multiple of 16 bytes: before the file, and after each restart marker. The tables of the
+files follow. The block is copied to the device as a whole and unchanged.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _SPARE_BYTES = 64
 _TABLE_VALUES = 64
 _HEADER_COLUMNS = 17
 _WIDE_QUANTIZATION = 0x10
-# The row of a Huffman table is a number of 16 bits; a file has six at most.
+# The kernels number Huffman tables with 16 bits; a file has six at most.
 _MOST_TABLES = (1 << 16) - 6
 MARKER_BYTES = 2
 _RESTART_MARKER = re.compile(rb"\xff[\xd0-\xd7]")
-# A code for the DC coefficient and one for the end of the block.
+# A block has at least a code for its DC coefficient and one for its end.
 _LEAST_BITS_OF_A_BLOCK = 2
 # The kernels count the samples of an image, and the bits of a scan, with 32 bits.
 _MOST_BLOCKS_OF_AN_IMAGE = 1 << 25
@@ -40,10 +40,10 @@ class JpegFile(NamedTuple):
     """A file that the kernels decode.
 
     Attributes:
-        source: the file; its header names a scan that the kernels cover.
+        source: the file; its header has a scan that the kernels cover.
         scan: that scan.
-        cuts: where its pieces begin, and its length, in bytes. Each piece ends with a marker of two bytes: a restart
-            marker, or the end of the image. The first one begins with the header.
+        cuts: first byte of each piece of the file, then its length. A piece ends with a marker of two bytes: a restart
+            marker, or the end of the image. The first piece begins with the header.
     """
 
     source: EncodedSource
@@ -52,10 +52,10 @@ class JpegFile(NamedTuple):
 
 
 def jpeg_file(source: EncodedSource) -> JpegFile | None:
-    """A file for the kernels, or None where its data cannot be what the header announces, or the image is too large.
+    """A file for the kernels; None where its data cannot be what the header announces, or the image is too large.
 
-    A scan may be too short for the image's blocks, so that nothing is allocated for a size that is made up. Or its
-    restart markers are others.
+    The data are refused where they are too short for the image's blocks, so that nothing is allocated for a made-up
+    size, and where restart markers are missing or out of order.
     """
     scan = source.header.scan
     if scan is None:
@@ -79,29 +79,28 @@ def jpeg_file(source: EncodedSource) -> JpegFile | None:
 
 
 class Headers(NamedTuple):
-    """What the files of a batch say: numbers for every file, int64 [images], or [attributes, images]."""
+    """Headers of the files of a batch: int64 [images], or [attributes, images]."""
 
     size: np.ndarray  # width and height, pixels
     components: np.ndarray  # 1 or 3
     sampling: np.ndarray  # luma blocks of an MCU across and down
     interval: np.ndarray  # MCUs between two restart markers; 0 where there are none
-    segments: np.ndarray  # pieces of the scan
-    channels: np.ndarray  # that are wanted
+    segments: np.ndarray  # number of pieces of the scan
+    channels: np.ndarray  # number of channels to decode
     tables: np.ndarray  # rows of the quantization, the DC and the AC tables, of three components each
 
 
 class JpegFiles(NamedTuple):
-    """The files of a block that the kernels decode; n of them, in the order of their bytes.
+    """The n files of a block that the kernels decode, in the order of their bytes.
 
     Attributes:
         sources: int32 [n], position of each among the sources of the batch.
-        headers: int32 [n, 17], `columns` gives them names.
-        segments: int64 [segments, 2], first byte in the block and length of all pieces of entropy-coded data.
+        headers: int32 [n, 17]; `columns` names the columns.
+        segments: int64 [segments, 2], first byte in the block and length of each piece of entropy-coded data.
         huffman: first byte in the block, and number, of the Huffman tables; uint8 [HUFFMAN_COLUMNS] each.
-        quantization: the same of the quantization tables; int32 [64] each, zigzag order.
-        pieces: {position among the sources: begin and end of the pieces of that file in the block}: one after the other
-            they are the file.
-        chunks: what to write, at the beginning of the block.
+        quantization: first byte in the block, and number, of the quantization tables; int32 [64] each, zigzag order.
+        pieces: {position among the sources: begin and end in the block of each piece of that file}.
+        chunks: the files and tables, to be written to the beginning of the block.
     """
 
     sources: np.ndarray
@@ -118,21 +117,21 @@ class JpegFiles(NamedTuple):
         return Headers._make([columns[:2], columns[2], columns[3:5], *columns[5:8], columns[8:]])
 
     def part(self, first: int, last: int) -> JpegFiles:
-        """Some of them, up to the one before `last`."""
+        """The files from `first` up to, but without, `last`."""
         begin, end = np.cumsum([0, *self.columns().segments])[[first, last]]
         headers, segments = self.headers[first:last], self.segments[begin:end]
         return self._replace(sources=self.sources[first:last], headers=headers, segments=segments)
 
     def whole_images(self) -> np.ndarray:
-        """int32 [n, 4], the box that holds all of each image: left, top, width, height."""
+        """int32 [n, 4], the box of each whole image: left, top, width, height."""
         return np.pad(self.headers[:, :2], ((0, 0), (2, 0)))
 
 
 class Chunks:
-    """What will be written one after the other, in one go.
+    """Pieces of bytes that are collected, then written one after the other.
 
     Attributes:
-        size: bytes of all of it.
+        size: bytes of all of them, with the gaps between them.
     """
 
     def __init__(self) -> None:
@@ -145,7 +144,7 @@ class Chunks:
         """Adds a chunk behind `spare` bytes, its byte `lead` at a multiple of the alignment.
 
         Returns:
-            Where it begins, and where it ends, in bytes.
+            Begin and end of the chunk, in bytes.
         """
         begin = -(-(self.size + spare) // alignment) * alignment if self.size else 0
         begin += -lead % alignment
@@ -154,11 +153,11 @@ class Chunks:
         return begin, self.size
 
     def add_array(self, array: np.ndarray) -> int:
-        """Where the values of an array begin."""
+        """Adds an array; returns its first byte."""
         return self.add(array.reshape(-1).view(np.uint8).data)[0]
 
     def write(self, memory: torch.Tensor) -> torch.Tensor:
-        """Writes all of it to uint8 [size], on the host; returns that."""
+        """Writes all chunks to `memory`, uint8 [size] on the host, and returns it."""
         view, begin = memoryview(memory.numpy().data), 0
         for chunk in self._chunks:
             view[begin : begin + len(chunk)] = chunk
@@ -167,7 +166,7 @@ class Chunks:
 
 
 def lay_out_jpegs(sources: Sequence[Source]) -> JpegFiles:
-    """Lays out those sources of a batch that the kernels decode, in order."""
+    """Lays out, in order, those sources of a batch that the kernels decode."""
     tables = _Tables()
     files: dict[int, JpegFile] = {}
     headers = []
@@ -193,7 +192,7 @@ def lay_out_jpegs(sources: Sequence[Source]) -> JpegFiles:
 
 
 def aligned(size: Any) -> Any:
-    """The next multiple of the alignment, of a number or an array."""
+    """Rounds a number or an array up to multiples of `ALIGNMENT_BYTES`."""
     return -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
@@ -207,7 +206,7 @@ _Places = list[tuple[int, int]]
 
 
 def _cut(files: dict[int, JpegFile]) -> tuple[dict[int, _Places], _Places, Chunks]:
-    """Where the pieces of each file lie, first byte and length of all entropy-coded data, and what to write."""
+    """The pieces of each file (begin, end), all segments of entropy-coded data (begin, length), and the chunks."""
     pieces: dict[int, _Places] = {}
     segments: _Places = []
     chunks = Chunks()
@@ -226,20 +225,20 @@ class _Tables:
     """The distinct tables of a batch, which most of its files share.
 
     Attributes:
-        huffman: {row of a table: its number}, in the order in which they first come.
-        quantization: the same; a row has 64 values of two bytes.
+        huffman: {bytes of a table: its number}, in the order of their first use.
+        quantization: the same for quantization tables, which have 64 values of two bytes.
     """
 
     def __init__(self) -> None:
         self.huffman: dict[bytes, int] = {}
         self.quantization: dict[bytes, int] = {}
-        # What a file says of either -> their numbers. Bytes of one kind may be those of the other.
+        # {bytes in a file: numbers of the tables that they define}: two, as the same bytes may be codes or values.
         self._known_codes: dict[bytes, tuple[int, ...]] = {}
         self._known_values: dict[bytes, int] = {}
 
     def of_file(self, data: bytes | memoryview, scan: BaselineScan) -> tuple[int, ...]:
-        """Rows of the quantization, the DC and the AC tables of three components; a gray file repeats its own."""
-        # From the first of the codes on, these bytes say all of them, and which component has which.
+        """Numbers of the quantization, DC and AC tables of three components; a gray file repeats its own."""
+        # From the first table to the scan, these bytes define all codes, and which component uses which.
         codes = bytes(data[min(scan.dc + scan.ac) - 1 : scan.begin])
         known = self._known_codes.get(codes)
         if known is None:
@@ -247,7 +246,7 @@ class _Tables:
             known = tuple(at[place] for of_class in (scan.dc, scan.ac) for place in of_class * (3 // len(of_class)))
             self._known_codes[codes] = known
         numbers: list[int] = []
-        for at_values in scan.quantization:  # the byte before the values, which says how many bytes these have
+        for at_values in scan.quantization:  # the byte before the values, which says how wide they are
             is_wide = data[at_values] >= _WIDE_QUANTIZATION
             values = bytes(data[at_values : at_values + 1 + (2 if is_wide else 1) * _TABLE_VALUES])
             number = self._known_values.get(values)
@@ -264,6 +263,6 @@ def _numbered(numbers: dict[bytes, int], row: bytes) -> int:
 
 
 def _huffman_row(data: bytes | memoryview, at: int) -> bytes:
-    """`at` is the first of the counts of a table; the byte before says its class."""
+    """The row of a Huffman table, whose counts begin at `at`; the byte before them says its class."""
     used = rows.SYMBOLS + sum(data[at : at + rows.SYMBOLS])
     return bytes(data[at : at + used]).ljust(rows.TABLE_CLASS, b"\0") + (b"\1" if data[at - 1] >> 4 else b"\0")

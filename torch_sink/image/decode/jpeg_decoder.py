@@ -1,4 +1,4 @@
-"""Baseline JPEG files -> pixels, by the JPEG kernels: memory on the device, and the launches, a batch at a time."""
+"""Baseline JPEG files -> pixels: allocates the memory of the JPEG kernels and launches them, batch by batch."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _TABLE_VALUES = 64
 
 
 class Inputs(NamedTuple):
-    """What the kernels read, on the device."""
+    """The inputs of the kernels, on the device."""
 
-    stream: torch.Tensor  # uint8 [bytes], the segments and what lies between them
+    stream: torch.Tensor  # uint8 [bytes], the segments and the bytes between them
     huffman: torch.Tensor  # uint8 [tables, HUFFMAN_COLUMNS]
     quantization: torch.Tensor  # int32 [tables, 64]
     images: torch.Tensor  # int32 [images, IMAGE_COLUMNS]
@@ -34,7 +34,7 @@ class Inputs(NamedTuple):
 
     @classmethod
     def of_block(cls, block: torch.Tensor, batch: JpegBatch) -> Inputs:
-        """Views of a block that lies on the device."""
+        """Views into a block on the device."""
         huffman = block.narrow(0, batch.huffman, rows.HUFFMAN_COLUMNS * batch.huffman_rows)
 
         def table(begin: int, count: int, columns: int) -> torch.Tensor:
@@ -54,16 +54,16 @@ class JpegDecoder:
     """The memory that the kernels need for a batch, and their launches.
 
     Args:
-        batch: what to decode.
-        inputs: of this batch; they are where the kernels run.
+        batch: the files to decode.
+        inputs: inputs of this batch; the kernels run on their device.
         shape: of the lanes; the batch was made with its `bits`.
-        tile: how much a program of the pixel kernels makes; the batch was made with it. By default as here.
-        pixels: uint8 [batch.pixels_bytes], where they go; by default new memory.
+        tile: how much a program of the pixel kernels makes; the batch was made with it. Default: this device's.
+        pixels: uint8 [batch.pixels_bytes], written to; by default new memory.
 
     Attributes:
-        pixels: those of all boxes once they are decoded.
+        pixels: the pixels of all boxes, once decoded.
         coefficients: int16 [batch.blocks, 64], quantized, zigzag order.
-        status: int32 [images], 0 where the pixels of an image are libjpeg's.
+        status: int32 [images], 0 where the pixels of an image equal libjpeg's.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class JpegDecoder:
         self.make_pixels()
 
     def decode_coefficients(self) -> None:
-        """The first half of `launch`: leaves `coefficients` and `status`, and deals out the tiles of the second."""
+        """The first half of `launch`: writes `coefficients` and `status`, and assigns the tiles of the second half."""
         inputs, tiles = self._inputs, (self._block_tiles, self._pixel_tiles)
         lanes.assign_owners(inputs.segments, inputs.windows, self._entropy.lane_segments, *tiles)
         steps = inputs.stream, inputs.images, inputs.segments, inputs.huffman
@@ -117,20 +117,20 @@ class JpegDecoder:
 
 
 def launch_jpegs(plan: JpegPlan, block: torch.Tensor, pixels: torch.Tensor) -> torch.Tensor:
-    """Launches the decoding of files on the device where they lie, on its current stream; waits for nothing.
+    """Launches the decoding of files on the current stream of their device, without waiting.
 
-    The pixels may be used by what is launched after them on the same stream.
+    Later launches on the same stream may read the pixels.
 
     Args:
-        plan: of these files.
+        plan: the plan of these files.
         block: uint8 [bytes] on the device; the CPU in a process with Triton's interpreter.
         pixels: uint8 [pixels_bytes], written to.
 
     Returns:
-        int32 [files] on the device; 0 where the pixels of an image are libjpeg's. Elsewhere they may be anything, and
-        libjpeg has to look at the file.
+        int32 [files] on the device; 0 where the pixels of an image equal libjpeg's. Elsewhere they are undefined, and
+        libjpeg has to decode the file.
     """
-    statuses, begin = [], 0  # and no decoder: what it has is used again by the next
+    statuses, begin = [], 0  # decoders are not kept, so the next one reuses their memory
     # Triton launches on the current device, wherever the tensors are.
     with nullcontext() if block.device.type == "cpu" else torch.accelerator.device_index(block.device.index):
         for batch in plan.batches:
@@ -148,16 +148,16 @@ def decode_jpegs(
     device: torch.device,
     shape: LaneShape | None = None,
 ) -> list[Decoded | None]:
-    """Decodes files that lie in this process.
+    """Decodes files in the memory of this process.
 
     Args:
         sources: the files.
         boxes: the part of each image that is wanted; None for all of it.
-        device: where; the CPU in a process with Triton's interpreter.
-        shape: of the lanes; by default what suits the size of the batch.
+        device: where to decode; the CPU in a process with Triton's interpreter.
+        shape: of the lanes; by default chosen for the size of the batch.
 
     Returns:
-        The pixels of each image, planes of channels; None where a check failed, and libjpeg has to look at the file.
+        The pixels of each image, planes of channels; None where a check failed, and libjpeg has to decode the file.
     """
     laid_out = lay_out_jpegs(sources)
     results: list[Decoded | None] = [None] * len(sources)
@@ -176,13 +176,13 @@ def decode_jpegs(
 
 
 def _decoded(pixels: torch.Tensor, place: Sequence[int], box: Box, channels: int) -> Decoded:
-    """A part of an image, whose pixels lie at a place that `plan_jpegs` has given."""
+    """The pixels of a box, at the place that `plan_jpegs` returned for its image."""
     begin, row, column, _ = place
     shape = (channels, box.height, box.width)
     return Decoded(pixels.narrow(0, begin + box.top * row + box.left * column, math.prod(shape)).view(shape), box)
 
 
 def block_on_device(laid_out: JpegFiles, device: torch.device) -> torch.Tensor:
-    """uint8 [bytes], written on the host and copied to the device."""
+    """The block of laid-out files, uint8 [bytes], written on the host and copied to the device."""
     block = laid_out.chunks.write(host_buffer(laid_out.chunks.size, torch.uint8, device))
     return block.to(device, non_blocking=pins(device))

@@ -1,8 +1,8 @@
-"""The markers of a JPEG file, read far enough to know its size and kind, and that libjpeg will take it.
+"""Reads the markers of a JPEG file, as far as needed to know its size and kind, and that libjpeg takes it.
 
 The JPEG kernels cover what cameras, encoders and datasets write: Huffman-coded sequential files of 8 bits with one
-interleaved scan, gray, or YCbCr with chroma at full size, or halved along either axis or both. Whatever else libjpeg
-reads is left to it.
+interleaved scan, gray, or YCbCr with chroma at full size, or halved along either axis or both. Other files are left to
+libjpeg.
 
 Marker names and segment layouts: ITU-T T.81, annex B. What is refused beyond it is what libjpeg-turbo refuses
 (`jdmarker.c`, `jdinput.c`, `jdhuff.c`, `jdphuff.c`, `jdsample.c`), whose `default_decompress_parms` (`jdapimin.c`) also
@@ -24,9 +24,9 @@ _END_OF_IMAGE = b"\xff\xd9"
 _MARKER_AFTER_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 _FRAMES = frozenset((0xC0, 0xC1, 0xC2))  # baseline, extended sequential, progressive; all Huffman coded
 _OTHER_FRAMES = (0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF)
-# For extensions, arithmetic coding and hierarchical files.
+# Markers of extensions, arithmetic coding and hierarchical files.
 _RESERVED = (0xC8, 0xCC, 0xDE, 0xDF, *range(0xF0, 0xFE))
-_REFUSED = frozenset((*_OTHER_FRAMES, *_RESERVED, *range(0xD0, 0xD9)))  # restart markers and the start belong elsewhere
+_REFUSED = frozenset((*_OTHER_FRAMES, *_RESERVED, *range(0xD0, 0xD9)))  # 0xD0 on: restarts, a second image
 _MODES = {1: "L", 3: "RGB", 4: "CMYK"}
 _LONGEST_SIDE = 65500
 _MOST_BLOCKS_IN_A_UNIT = 10
@@ -39,23 +39,23 @@ _WORDS_OF_A_CODE = tuple(1 << (16 - bits) for bits in range(1, 17))
 _YCC = 1  # in an Adobe marker
 
 
-# The luma's sampling, and for each component the kinds of its quantization, DC and AC tables.
+# The luma's sampling; then the kinds of the quantization, DC and AC tables, one for each component.
 _Layout = tuple[tuple[int, int], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 class BaselineScan(NamedTuple):
     """Positions in a file that the kernels cover, in bytes; the scan ends at the last two bytes of the file."""
 
-    begin: int  # of the entropy-coded data
-    sampling: tuple[int, int]  # horizontal and vertical factor of the luma; (1, 1) for a gray file, whatever it says
+    begin: int  # first byte of the entropy-coded data
+    sampling: tuple[int, int]  # horizontal and vertical factor of the luma; always (1, 1) for a gray file
     restart_interval: int  # MCUs between two restart markers; 0 where there are none
-    quantization: tuple[int, ...]  # of each component, the byte before its 64 values, which says their precision
-    dc: tuple[int, ...]  # of each component, the counts of its DC codes, 16 bytes; the symbols follow
-    ac: tuple[int, ...]  # the same of its AC codes
+    quantization: tuple[int, ...]  # for each component, the byte before its 64 values, which says their precision
+    dc: tuple[int, ...]  # for each component, the 16 counts of its DC codes; the symbols follow
+    ac: tuple[int, ...]  # for each component, the 16 counts of its AC codes; the symbols follow
 
 
 class JpegHeader(NamedTuple):
-    """What the header of a complete JPEG file says."""
+    """The size and kind of a complete JPEG file."""
 
     width: int  # in pixels
     height: int
@@ -68,13 +68,13 @@ def read_jpeg_header(data: bytes, *, thorough: bool = False) -> JpegHeader | Non
 
     Args:
         data: the whole file.
-        thorough: looks at everything that can make libjpeg raise: also at the codes of a baseline file's Huffman
-            tables, and at the data of its only scan, in which a marker may stand.
+        thorough: checks everything that can make libjpeg raise, so also the codes of a baseline file's Huffman tables,
+            and the data of its only scan, for a marker among them.
 
     Returns:
         The header, or None when the file is no JPEG, ends early, has a marker on the way that libjpeg stops at, or
-        holds what Pillow treats specially (multi-picture files, arithmetic coding, 12 bits). Those go to Pillow at
-        once, which raises or decodes as it always does.
+        holds what Pillow treats specially (multi-picture files, arithmetic coding, 12 bits). Those are opened by
+        Pillow at once, which raises or decodes as always.
     """
     if data[:3] != _START_OF_IMAGE or data[-2:] != _END_OF_IMAGE:
         return None
@@ -138,7 +138,7 @@ def read_jpeg_header(data: bytes, *, thorough: bool = False) -> JpegHeader | Non
 
 
 def _next_marker(data: bytes, position: int) -> int:
-    """Where the data of a scan end."""
+    """The position where the data of a scan end."""
     following = _MARKER_AFTER_SCAN.search(data, position)
     return len(data) if following is None else following.start()
 
@@ -153,16 +153,16 @@ def _header(frame: bytes, scan: BaselineScan | None) -> JpegHeader | None:
 
 @functools.lru_cache(maxsize=256)
 def _components(frame: bytes) -> dict[int, tuple[int, int]] | None:
-    """{identifier: (blocks in a unit, bit of its quantization table)}, from the end of a frame header.
+    """{identifier: (blocks in a unit, bit of its quantization table)}, or None where libjpeg refuses them.
 
-    That begins with the number of components; None where libjpeg refuses them.
+    `frame` is a frame header from its number of components on.
     """
     count = frame[0]
     if count not in _MODES or len(frame) != 1 + 3 * count:
         return None
     samplings = frame[2::3]
     for factors in ([sampling >> 4 for sampling in samplings], [sampling & 15 for sampling in samplings]):
-        # A component is enlarged by a whole factor.
+        # libjpeg enlarges components by whole factors.
         if not 1 <= min(factors) <= max(factors) <= 4 or any(max(factors) % factor for factor in factors):
             return None
     layout = {
@@ -174,7 +174,7 @@ def _components(frame: bytes) -> dict[int, tuple[int, int]] | None:
 
 @functools.lru_cache(maxsize=256)
 def _layout(frame: bytes, scan: bytes) -> _Layout | None:
-    """What both headers say, from their number of components on; None where the kernels do not cover the file."""
+    """The layout that two headers, from their number of components on, give; None where kernels do not cover it."""
     count = frame[0]
     identifiers, samplings = frame[1::3], frame[2::3]
     if count not in (1, 3) or scan[0] != count or scan[1:-3:2] != identifiers:
@@ -195,9 +195,9 @@ def _layout(frame: bytes, scan: bytes) -> _Layout | None:
 
 @functools.lru_cache(maxsize=256)
 def _tables_of_scan(scan: bytes, frame: bytes, progressive: bool) -> int:
-    """The tables that have to be defined before a scan; 0 where libjpeg refuses its header.
+    """The set of tables that a scan needs; 0 where libjpeg refuses its header.
 
-    Both headers begin with the number of components; that of a frame is empty where there is none.
+    Both headers are given from their number of components on; `frame` is empty where the file has none yet.
     """
     components = _components(frame) if frame else None
     count = scan[0]
@@ -223,7 +223,7 @@ def _tables_of_scan(scan: bytes, frame: bytes, progressive: bool) -> int:
     return tables if count == 1 or blocks <= _MOST_BLOCKS_IN_A_UNIT else 0
 
 
-# Kinds of the tables that a segment defines, and where they lie in it; () where it is damaged.
+# (kind, position in the segment) of each table that a segment defines; () where it is damaged.
 _Tables = tuple[tuple[int, int], ...]
 
 
@@ -241,7 +241,7 @@ def _quantization_tables(segment: bytes) -> _Tables:
 
 @functools.lru_cache(maxsize=256)
 def _huffman_tables(segment: bytes, check_codes: bool) -> _Tables:
-    """The codes of a baseline file are not checked here: its only scan is decoded on the device."""
+    """The Huffman tables of a segment. The codes of a baseline file are left to the decoder of its only scan."""
     tables, position = [], 0
     while position < len(segment):
         kind = segment[position]
@@ -250,7 +250,7 @@ def _huffman_tables(segment: bytes, check_codes: bool) -> _Tables:
         if kind not in _HUFFMAN or position - symbols > 256:
             return ()
         if check_codes:
-            # As shares of all words of 16 bits: the codes have to leave at least the word of ones.
+            # Each code takes a share of all words of 16 bits; at least the word of ones has to be left.
             if sum(map(operator.mul, counts, _WORDS_OF_A_CODE)) >= 1 << 16:
                 return ()
             if kind < AC and max(segment[symbols:position], default=0) > 15:

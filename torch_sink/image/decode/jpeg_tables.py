@@ -1,6 +1,6 @@
 """The tables that describe files of a block to the JPEG kernels, as NumPy arrays.
 
-What each column means: `triton_kernels/jpeg_rows.py`. They are made in a data worker, which loads no kernel for that.
+For the columns see `triton_kernels/jpeg_rows.py`. A data worker makes the tables, and loads no kernel for that.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from torch_sink.triton_kernels.shapes import (
 
 COLUMN = {name: value for name, value in vars(rows).items() if name.isupper()}
 
-# Upsampling reads one chroma sample beside the box.
+# Upsampling reads one chroma sample outside the box.
 _CHROMA_MARGIN_PIXELS = 2
 _BLOCK_SAMPLES = 64
-# Blocks of a launch: 1 GiB of coefficients, which 1,000 photographs of 500 x 375 have.
+# Blocks of a launch: 1 GiB of coefficients, those of 1,000 photographs of 500 x 375 pixels.
 _MOST_BLOCKS = 1 << 23
 _MOST_STREAM_BYTES = 1 << 29
 
 
 class JpegBatch(NamedTuple):
-    """Files that are decoded in one go: where their arrays begin in the block that holds them, and how large all is."""
+    """Files that are decoded together: where their arrays begin in the block, and the sizes of everything."""
 
     # First bytes in the block.
-    stream: int  # the first segment
+    stream: int  # uint8 [stream_bytes], from the first segment on
     huffman: int  # uint8 [tables, HUFFMAN_COLUMNS]
     quantization: int  # int32 [tables, 64]
     images: int  # int32 [images, IMAGE_COLUMNS]
@@ -56,7 +56,7 @@ class JpegBatch(NamedTuple):
     pixel_tiles: int  # of all windows
 
     def moved(self, first: int) -> JpegBatch:
-        """The batch with its last three tables behind a byte, from which they were counted."""
+        """The batch, where its last three tables were counted from byte 0 and now begin at `first`."""
         images, segments, windows = self.images + first, self.segments + first, self.windows + first
         return self._replace(images=images, segments=segments, windows=windows)
 
@@ -64,28 +64,28 @@ class JpegBatch(NamedTuple):
 class JpegPlan(NamedTuple):
     """How the JPEG files of a block are decoded."""
 
-    size: int  # bytes of the block that the files and their tables take
+    size: int  # bytes of the block up to the end of the files' tables
     batches: tuple[JpegBatch, ...]  # the files, in order, in batches that fit into a launch
     shape: LaneShape  # of the lanes
     tile: TileShape  # how much a program of the pixel kernels makes
-    encoded_bytes: int  # of all segments
+    encoded_bytes: int  # in all segments
     pixels_bytes: int  # for the pixels of all boxes, batch behind batch
 
 
 def plan_jpegs(
     files: JpegFiles, boxes: np.ndarray, write: Callable[[np.ndarray], int], shape: LaneShape | None = None
 ) -> tuple[JpegPlan, np.ndarray]:
-    """How files are decoded.
+    """Plans the decoding of files.
 
     Args:
-        files: what a block holds; one at least.
-        boxes: int32 [files, 4], left, top, width, height of what is wanted of each image, in pixels.
-        write: writes an array to the block, behind what is there, and says where it begins; a multiple of 16 bytes.
-        shape: of the lanes; by default what suits the size of the batch.
+        files: the files of a block, at least one.
+        boxes: int32 [files, 4], left, top, width, height of the part of each image to decode, in pixels.
+        write: appends an array to the block and returns its first byte, a multiple of 16.
+        shape: of the lanes; by default chosen for the size of the batch.
 
     Returns:
-        The plan, and int64 [files, 4]: from the first byte of all pixels to pixel (0, 0) of each image, and bytes
-        between its rows, columns and channels. Where only a box is made, as if the rest were there. One channel: 0.
+        The plan, and int64 [files, 4]: bytes from the first of all pixels to where pixel (0, 0) of each image would lie
+        if all of it were decoded, and between its rows, columns and channels (0 for one channel).
     """
     encoded_bytes = int(files.segments[:, 1].sum())
     shape = shape or choose_lane_shape(encoded_bytes)
@@ -100,8 +100,8 @@ def plan_jpegs(
     return JpegPlan(size, tuple(batches), shape, tile, encoded_bytes, pixels_bytes), np.concatenate(places)
 
 
-# A batch, the tables of its images, segments and windows, from whose first byte it counts where these begin, and the
-# places of its images from the first byte of its pixels.
+# A batch; the tables of its images, segments and windows, whose beginnings the batch counts from the first of these
+# bytes; and the places of its images, from the first byte of its pixels.
 _Laid = tuple[JpegBatch, np.ndarray, np.ndarray]
 
 
@@ -117,11 +117,11 @@ def _batches(files: JpegFiles, boxes: np.ndarray, lane_bits: int, tile: TileShap
 
 
 def batch_of(files: JpegFiles, boxes: np.ndarray, lane_bits: int, tile: TileShape = TILE_SHAPE) -> _Laid:
-    """A batch, the tables that it needs, and where its pixels will lie; made without a look at any single file.
+    """A batch, its tables, and the places of its pixels, computed for all files at once.
 
     Args:
-        files: what a block holds, or a part of it.
-        boxes: [files, 4], left, top, width and height of what is wanted, in pixels.
+        files: the files of a block, or some of them.
+        boxes: [files, 4], left, top, width and height of the part of each image to decode, in pixels.
         lane_bits: how many bits a lane decodes.
         tile: how much a program of the pixel kernels makes.
     """
@@ -148,7 +148,7 @@ def batch_of(files: JpegFiles, boxes: np.ndarray, lane_bits: int, tile: TileShap
         FIRST_BLOCK=starts[0],
         QUANTIZATION=headers.tables,
     )
-    # Where there are no restart markers, the only segment holds everything.
+    # Without restart markers, one segment holds all blocks.
     steps = np.where(headers.interval > 0, headers.interval * units, blocks)
     image = np.repeat(np.arange(len(blocks)), headers.segments)
     before = (np.arange(len(image)) - starts[1, image]) * steps[image]
@@ -191,13 +191,13 @@ def batch_of(files: JpegFiles, boxes: np.ndarray, lane_bits: int, tile: TileShap
 def _fill_windows(
     windows: np.ndarray, headers: Headers, boxes: np.ndarray, units: np.ndarray, tile: TileShape
 ) -> list[int]:
-    """Fills int32 [images, WINDOW_COLUMNS], and says how many units and tiles all planes and all pixels have.
+    """Fills the table of windows; returns the sums of PLANES_UNITs, PIXELS_UNITs, block tiles, and pixel tiles.
 
     Args:
-        windows: written to.
-        headers: of the files.
+        windows: int32 [images, WINDOW_COLUMNS], written to.
+        headers: headers of the files.
         boxes: [4, images].
-        units: of an MCU.
+        units: [images], blocks of an MCU.
         tile: how much a program makes.
     """
     begins, lengths, mcu = boxes[:2], boxes[2:], 8 * headers.sampling
@@ -208,7 +208,7 @@ def _fill_windows(
     block_shape = np.array([[tile.block_columns], [tile.block_rows]])
     luma_tiles, chroma_tiles = (_product(-(-size // block_shape)) for size in (mcus * headers.sampling, mcus))
     block_tiles = luma_tiles + (headers.components - 1) * chroma_tiles
-    # The box in pixels of the window.
+    # Where the box begins in the window, in pixels.
     inside, pixel_shape = begins - first * mcu, np.array([[tile.columns], [tile.rows]])
     pixel_tiles = _product(-(-(inside + lengths) // pixel_shape) - inside // pixel_shape)
     starts, totals = _starts(planes, pixels, block_tiles, pixel_tiles)
@@ -228,7 +228,7 @@ def _fill_windows(
 
 
 def _places(windows: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """Where pixels lie, as `plan_jpegs` says it; boxes: int64 [4, images]."""
+    """The places that `plan_jpegs` returns; boxes: int64 [4, images]."""
     left, top, width, height = boxes
     first = windows[:, COLUMN["PIXELS"]].astype(np.int64) * COLUMN["PIXELS_UNIT"] - top * width - left
     plane = np.where(windows[:, COLUMN["CHANNELS"]] > 1, width * height, 0)
@@ -240,7 +240,7 @@ def _product(both_axes: np.ndarray) -> np.ndarray:
 
 
 def _fill(table: np.ndarray, **values: np.ndarray) -> None:
-    """Writes columns, those of a value [columns, rows] from the named one on."""
+    """Writes values [rows] to the named columns; values [columns, rows] to several, from the named one on."""
     for name, value in values.items():
         begin = COLUMN[name]
         if value.ndim == 1:
@@ -250,7 +250,7 @@ def _fill(table: np.ndarray, **values: np.ndarray) -> None:
 
 
 def _starts(*lengths: np.ndarray) -> tuple[np.ndarray, list[int]]:
-    """Where things begin that lie one after the other, int64 [kinds of things, things], and where each kind ends."""
+    """Exclusive running sums of each kind of lengths, int64 [kinds, lengths], and the total of each kind."""
     together = np.stack(lengths)
     ends = together.cumsum(axis=1)
     return ends - together, ends[:, -1].tolist()

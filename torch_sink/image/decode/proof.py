@@ -1,4 +1,4 @@
-"""The proof of the JPEG kernels: a few small files, decoded as Pillow decodes them."""
+"""The proof of the JPEG kernels: they decode a few small files, whose pixels are compared with Pillow's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch_sink.image.core.proof import Proof
 from torch_sink.image.core.transfer import to_host
 from torch_sink.image.decode.source import Box, EncodedSource, encoded_source
 
-_SIZE = 67, 45  # pixels: no side is a multiple of an MCU's
+_SIZE = 67, 45  # width and height, pixels; no multiples of an MCU's
 
 
 # A file, and the part of it that is wanted, or None for all of it.
@@ -23,9 +23,9 @@ _Case = tuple[EncodedSource, Box | None]
 
 
 def _first_difference(device: torch.device) -> str:
-    """The first file whose pixels are not Pillow's, in words; "" where there is none.
+    """Describes the first file whose pixels differ from Pillow's; "" where none does.
 
-    Every kernel decodes that a batch may choose.
+    Runs every variant of the kernels that a batch may choose.
     """
     from torch_sink.image.decode.jpeg_decoder import decode_jpegs
     from torch_sink.triton_kernels.launching import is_interpreted
@@ -45,7 +45,7 @@ def _first_difference(device: torch.device) -> str:
 
 
 def _pillows_pixels(source: EncodedSource, box: Box | None) -> torch.Tensor:
-    """uint8 [C, H, W]."""
+    """The pixels that Pillow decodes, uint8 [C, H, W]."""
     image = source.decode()
     if box is not None:
         left, top, width, height = box
@@ -55,7 +55,7 @@ def _pillows_pixels(source: EncodedSource, box: Box | None) -> torch.Tensor:
 
 
 def cases() -> Iterator[_Case]:
-    """Every sampling and mode that the kernels decode, restart markers, tables of a file's own, a part of an image."""
+    """Files with every sampling and mode that the kernels decode, restart markers, optimized tables, and a crop."""
     with executing():
         photo = picture(*_SIZE)
         gray = photo.convert("L")
@@ -75,7 +75,7 @@ def _case(name: str, data: bytes, mode: str | None = None, box: Box | None = Non
 
 
 def picture(width: int, height: int) -> Image.Image:
-    """Waves of another length in each channel, and noise."""
+    """An RGB image of waves, of another length in each channel, and noise."""
     across, down = np.meshgrid(np.arange(width), np.arange(height))
     waves = [np.sin(across / length) * np.cos(down / (length + 3)) for length in (5, 9, 14)]
     noise = np.random.default_rng(0).normal(0, 12, (height, width, 3))
@@ -90,7 +90,7 @@ def encoded(image: Image.Image, **options: object) -> bytes:
 
 
 def _with_halved_height(data: bytes) -> bytes:
-    """A 4:2:2 file as a 4:4:0 one, which Pillow does not write: the same units, in an image that lies on its side."""
+    """Turns a 4:2:2 file into a 4:4:0 one, which Pillow cannot write: the same blocks, with both axes swapped."""
     frame = data.index(b"\xff\xc0") + len(b"\xff\xc0") + 3  # length and precision come first
     height, width, components = data[frame : frame + 2], data[frame + 2 : frame + 4], data[frame + 4 :]
     assert components[2] == 0x21

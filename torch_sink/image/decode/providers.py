@@ -24,8 +24,8 @@ class Provider:
     """One way to decode.
 
     Attributes:
-        name: as `decode_images(provider=...)` takes it.
-        what_it_needs: what to do where it is not usable, as a part of a message.
+        name: the name that `decode_images(provider=...)` takes.
+        what_it_needs: part of a message: what to do where the provider is not usable.
     """
 
     name: str
@@ -36,14 +36,14 @@ class Provider:
         return True
 
     def by_default(self, device: torch.device) -> bool:
-        """True where its pixels may be Pillow's, bit for bit, which `is_right` then says; costs nothing.
+        """True where its pixels may equal Pillow's bit for bit, which `is_right` then tells; costs nothing.
 
-        Another one decodes only where it is named.
+        Where False, this provider decodes only if it is named.
         """
         return True
 
     def is_right(self, device: torch.device) -> bool:
-        """True where its pixels are Pillow's on `device`; asked before it decodes without having been named."""
+        """True where its pixels on `device` equal Pillow's; called before it decodes without being named."""
         return True
 
     def takes(self, source: EncodedSource | PixelSource) -> bool:
@@ -56,7 +56,7 @@ class Provider:
         Args:
             sources: what to decode.
             device: where the pixels are wanted.
-            boxes: the part of each image that is needed, None for all of it; a provider may give more.
+            boxes: the part of each image that is needed, None for all of it; a provider may return more.
         """
         raise NotImplementedError
 
@@ -67,8 +67,8 @@ _preferred: str | None = None
 class TritonProvider(Provider):
     """The kernels of this package, on any GPU that Triton compiles for, or in its interpreter.
 
-    What they do not cover goes to the next provider; a file that they find damaged is given to Pillow, whose pixels or
-    error it gets.
+    Files that they do not cover go to the next provider; files that they find damaged go to Pillow, which decodes them
+    or raises.
     """
 
     name = "triton"
@@ -101,10 +101,10 @@ class TritonProvider(Provider):
 
 
 class NvjpegProvider(Provider):
-    """NVIDIA's decoder, through torchvision: other roundings than libjpeg's, so only where it is named.
+    """NVIDIA's decoder, through torchvision. It rounds differently from libjpeg, so it is used only where it is named.
 
-    Takes what the kernels take, without subsampled chroma: torchvision cannot ask nvJPEG for smooth chroma, and nearest
-    chroma is further from Pillow than a few levels.
+    Takes what the kernels take, except subsampled chroma: torchvision cannot ask nvJPEG for smooth upsampling, and
+    nearest-neighbor chroma differs from Pillow by more than a few levels.
     """
 
     name = "nvjpeg"
@@ -130,7 +130,7 @@ class NvjpegProvider(Provider):
         decode = _nvjpeg()
         assert decode is not None  # it is usable
         if device.index is None:
-            # torchvision keeps one decoder, and makes another for "cuda" than for the "cuda:0" that it means.
+            # torchvision keeps a single decoder, and makes a new one where "cuda" follows "cuda:0".
             device = torch.device(device.type, torch.cuda.current_device())
         results: Images = [DecodeError("", -1, "")] * len(sources)
         # The hardware decoder of Hopper writes when it is called, not in stream order: memory that an earlier kernel
@@ -146,7 +146,7 @@ class NvjpegProvider(Provider):
             except RuntimeError:
                 # Streams of torchvision's own may still write to the images that it has given up.
                 torch.cuda.synchronize(device)  # host sync
-                # One broken file fails the whole list; Pillow says which, and decodes the rest.
+                # One broken file fails the whole list; Pillow finds it, and decodes the rest.
                 for at, result in zip(chosen, _pillow([sources[at] for at in chosen], device), strict=True):
                     results[at] = result
                 continue
@@ -159,7 +159,7 @@ class NvjpegProvider(Provider):
 def _nvjpeg() -> Callable[..., list[torch.Tensor]] | None:
     """torchvision's operator (files, read mode, device) -> images; None where this build has none.
 
-    Its Python function warns with every call that it is deprecated, and warnings cannot be held back in a thread.
+    The Python function around it warns of its deprecation in every call, and a thread cannot suppress warnings.
     """
     import torchvision.io  # noqa: F401 registers it
 
@@ -167,7 +167,7 @@ def _nvjpeg() -> Callable[..., list[torch.Tensor]] | None:
 
 
 class PillowProvider(Provider):
-    """Pillow in a few threads; it takes everything, and defines what is right."""
+    """Pillow in a few threads. It takes every image, and its pixels are the reference."""
 
     name = "pillow"
     what_it_needs = "it works everywhere"
@@ -182,13 +182,13 @@ PROVIDERS: dict[str, Provider] = {found.name: found for found in (TritonProvider
 
 
 def _pillow(sources: Sources, device: torch.device) -> Images:
-    """What Pillow makes of images that another provider could not decode after all."""
+    """Decodes, by Pillow, images that another provider took but failed to decode."""
     return PROVIDERS["pillow"].decode(sources, device, [None] * len(sources)) if sources else []
 
 
 @functools.lru_cache(maxsize=1)
 def _threads(process: int) -> ThreadPoolExecutor:
-    """Decoding threads of this process; a forked child makes its own."""
+    """Decoding threads of the process of this id; a forked child makes its own."""
     return ThreadPoolExecutor(min(usable_cores(), 16), thread_name_prefix="torch_sink-decode")
 
 
@@ -209,7 +209,7 @@ def check_provider(name: str | None, device: torch.device) -> None:
     """Refuses a provider that does not work for images wanted on `device`.
 
     Raises:
-        ValueError: with what to do about it.
+        ValueError: the provider is unknown or not usable; the message says what to do.
     """
     usable = [provider.name for provider in providers_for(device)]
     if name is None or name in usable:
@@ -221,21 +221,21 @@ def check_provider(name: str | None, device: torch.device) -> None:
 
 
 def candidates(device: torch.device, provider: str | None = None) -> list[Provider]:
-    """Providers that images go to in turn: the one that is named, then those that work by default.
+    """Providers that are tried in turn: the one that is named, then those that work by default.
 
     Args:
-        device: where pixels are wanted.
-        provider: name of the provider to begin with; by default what `set_decode_provider` says.
+        device: where the pixels are wanted.
+        provider: name of the provider to begin with; default that of `set_decode_provider`.
     """
     name = _named(device, provider)
     first = [PROVIDERS[name]] if name else []
     if first == [PROVIDERS["pillow"]]:
-        return first  # which takes everything
+        return first  # it takes every image
     return first + [found for found in providers_for(device) if found.by_default(device) and found.name != name]
 
 
 def _named(device: torch.device, provider: str | None) -> str | None:
-    """The provider that a caller or `set_decode_provider` names; None where nobody does."""
+    """The provider that a caller or `set_decode_provider` names; None where neither does."""
     return provider or (_preferred if _preferred and PROVIDERS[_preferred].usable(device) else None)
 
 
@@ -247,8 +247,8 @@ def decode_sources(
     Args:
         sources: what to decode.
         device: where the pixels are wanted; a provider may leave them on the host.
-        provider: name of the provider to begin with, as `candidates` takes it. Nobody asks a provider that is named
-            whether it is right.
+        provider: name of the provider to begin with, as in `candidates`. A provider that is named is used even where
+            its pixels differ from Pillow's.
         boxes: the part of each image that is needed, None for all of it; by default all of each.
     """
     boxes = boxes if boxes is not None else [None] * len(sources)
@@ -264,16 +264,16 @@ def decode_sources(
 
 
 def kernels_decode(device: torch.device) -> bool:
-    """True where the JPEG kernels are the first to decode, and were named or have proved themselves."""
+    """True where the JPEG kernels are tried first, and were named or passed their self-test."""
     kernels = PROVIDERS["triton"]
     return candidates(device)[0] is kernels and (bool(_named(device, None)) or kernels.is_right(device))
 
 
 def set_decode_provider(name: str | None) -> None:
-    """Chooses the provider that this process begins with wherever none is named, batches of the backend included.
+    """Chooses the provider that this process tries first wherever none is named, also for batches of the backend.
 
     Args:
-        name: one of `decode_providers()`; None for what is best by default. "nvjpeg" rounds otherwise than Pillow.
+        name: one of `decode_providers()`; None for the default. "nvjpeg" rounds differently from Pillow.
 
     Raises:
         ValueError: the provider is unknown, or does not work here.

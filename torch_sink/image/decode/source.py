@@ -26,7 +26,7 @@ class EncodedSource(NamedTuple):
     data: bytes | memoryview  # the file; bytes, or a view of the block that a batch travels in
     path: str  # for messages
     header: JpegHeader
-    mode: str  # "L" or "RGB", the mode its pixels are wanted in
+    mode: str  # "L" or "RGB", the mode to decode to
 
     @property
     def size(self) -> tuple[int, int]:
@@ -34,7 +34,7 @@ class EncodedSource(NamedTuple):
         return self.header.width, self.header.height
 
     def open(self) -> Image.Image:
-        """The file as stock Pillow sees it: header only, with its `info`."""
+        """The file as stock Pillow opens it: the header is read, with its `info`."""
         return JpegImageFile(io.BytesIO(self.data), self.path)
 
     def decode(self) -> Image.Image:
@@ -48,7 +48,7 @@ class EncodedSource(NamedTuple):
             if image.mode != self.mode:
                 return image.convert(self.mode)
             image.load()
-            return image._new(image.im)  # as its copy, of the same memory
+            return image._new(image.im)  # like `copy`, but of the same memory
         except (OSError, SyntaxError, ValueError) as error:
             raise DecodeError(self.path, -1, str(error)) from error
 
@@ -74,7 +74,7 @@ class PixelSource(NamedTuple):
 
 
 class FinishedSource(NamedTuple):
-    """A tensor that stock code made: no operation can be recorded on it; it only travels with its batch."""
+    """A tensor that stock code made. No operation can be recorded on it; it is only sent with its batch."""
 
     tensor: torch.Tensor
     path: str = "a tensor in memory"
@@ -84,10 +84,10 @@ class FinishedSource(NamedTuple):
 
 
 class BrokenSource(NamedTuple):
-    """In a stream, in the place of a file that cannot be opened or decoded, until its sample is left out."""
+    """Stands in a stream for a file that cannot be opened or decoded, until its sample is left out."""
 
     broken_file: BrokenFile
-    size: tuple[int, int]  # (width, height) in pixels; made up
+    size: tuple[int, int]  # (width, height) in pixels, made up
     mode: str = "RGB"
 
     @property
@@ -95,10 +95,10 @@ class BrokenSource(NamedTuple):
         return self.broken_file.path
 
     def decode(self) -> Image.Image:
-        """Black pixels, for stock code on the way to the end of the sample.
+        """Black pixels, with which stock code can finish the sample.
 
         Raises:
-            DecodeError: outside of a stream, where they could be taken for those of an image.
+            DecodeError: outside of a stream, where they could be taken for an image's.
         """
         note_pixels(self.broken_file)
         return Image.new(self.mode, self.size)
@@ -108,9 +108,10 @@ Source = EncodedSource | PixelSource | FinishedSource
 
 
 def is_worth_keeping(source: Source, pixel_bytes: int) -> bool:
-    """Whether what is made of a source is to be kept in its place, for an image that is used again.
+    """Whether an image that is used again keeps its pixels instead of its source.
 
-    Without a device, always: each use would decode it. A device decodes faster than larger pixels are sent to it.
+    Always without a device, where each use would decode the file again. With one only where the pixels take no more
+    bytes than the source: the device decodes faster than more bytes would be sent to it.
     """
     if not isinstance(source, (EncodedSource, PixelSource)):
         return False
@@ -121,11 +122,11 @@ def is_worth_keeping(source: Source, pixel_bytes: int) -> bool:
 
 
 def made_here(source: Source, ops: tuple[Op, ...]) -> tuple[Source, tuple[Op, ...]]:
-    """A source and calls, for a machine without a device: the file is decoded, and calls run, now.
+    """For a machine without a device: decodes the file and runs calls now; returns the new source and remaining calls.
 
-    The last calls of one value each wait for the batch, where they run on many images together. So do calls from the
-    first one whose bits depend on the processor, because what may be recorded behind them is less. All calls on a
-    damaged file wait: the policy of its batch decides about its sample.
+    Last calls that work value by value remain for the batch, where they run on many images together. So do all calls
+    from the first one whose bits depend on the processor: fewer could be recorded after its values. All calls on a
+    damaged file remain: the policy of its batch decides about its sample.
     """
     count = count_before_values(ops)
     count = next((at for at, op in enumerate(ops[:count]) if op.promise.is_rounded or makes_floats(op)), count)
@@ -147,15 +148,15 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
 
 
 def encoded_source(data: bytes, path: str, mode: str | None = None, *, thorough: bool = False) -> EncodedSource | None:
-    """A source for `data`, or None when Pillow has to look at it at once (no JPEG, damaged, or suspiciously large).
+    """A source for `data`; None when Pillow has to open it at once (no JPEG, damaged, or suspiciously large).
 
-    Where broken files are skipped or replaced, whatever could raise later has to raise now: its sample is left out.
+    Where broken files are skipped or replaced, a file that could raise later raises now: its sample is left out.
 
     Args:
         data: a whole file.
         path: for messages.
         mode: "L" or "RGB"; by default the file's own mode, or "RGB" for CMYK files.
-        thorough: None also for what could raise later, whatever becomes of broken files.
+        thorough: return None for files that could raise later even where broken files raise.
     """
     thorough = thorough or current_policy() != "raise"
     header = read_jpeg_header(data, thorough=thorough)
@@ -178,15 +179,15 @@ def _opens(source: EncodedSource) -> bool:
     return True
 
 
-# --- palette images: their pixels number the colors of a table, or classes, as in the masks of segmentation datasets
+# --- palette images, whose pixels are indices of colors, or classes in the masks of segmentation datasets
 
 
 def has_plain_palette(image: Image.Image) -> bool:
-    """True for a loaded palette image whose colors have no alpha, which every operation keeps as they are."""
+    """True for a loaded palette image whose colors have no alpha: operations keep such colors unchanged."""
     return image.mode == "P" and image.palette is not None and image.palette.mode == "RGB"
 
 
-# --- what decoding gives
+# --- results of decoding
 
 
 class Box(NamedTuple):
@@ -202,12 +203,12 @@ class Decoded(NamedTuple):
     """Pixels of one image: uint8 in [0, 255], on the host or the device."""
 
     pixels: torch.Tensor  # [C, H, W], with any strides, but no gaps between its values
-    box: Box | None = None  # the part of the image that they are; None for all of it
+    box: Box | None = None  # the part of the image that they show; None for all of it
 
     @property
     def place(self) -> tuple[int, int, int, int]:
-        """Bytes from the first of the pixels to where pixel (0, 0) of the image would lie, and from row to row, column
-        to column, channel to channel; the first is 0, or negative, the last 0 for one channel.
+        """Bytes from the first of `pixels` to where pixel (0, 0) of the image would lie, 0 or negative; and from row to
+        row, column to column, and channel to channel (0 for one channel).
         """
         channel, row, column = self.pixels.stride()
         left, top = self.box[:2] if self.box is not None else (0, 0)

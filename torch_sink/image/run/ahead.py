@@ -30,9 +30,9 @@ class Outcome(NamedTuple):
     """How the compilation of a variant of a kernel ended."""
 
     name: str
-    was_there: bool  # Triton's cache held it already
-    seconds: float  # that the compilation took
-    error: str = ""  # of the compiler; "" where the cache holds the variant
+    was_there: bool  # whether Triton's cache held the variant already
+    seconds: float  # time that the compilation took
+    error: str = ""  # the compiler's message; "" where the variant is in the cache
 
 
 def target_named(name: str | None) -> GPUTarget:
@@ -42,15 +42,15 @@ def target_named(name: str | None) -> GPUTarget:
         name: for instance "cuda:90" or "hip:gfx942"; by default this machine's.
 
     Raises:
-        SinkError: there is no GPU here and none was named, or this build of torch cannot launch for it.
-        ValueError: the name is none.
+        SinkError: there is no GPU here and none was named, or this build of torch cannot launch on the named one.
+        ValueError: the name is not a target's.
     """
     from triton.backends.compiler import GPUTarget
 
     if name is None:
         if not torch.cuda.is_available():
             raise SinkError("no GPU here to compile for; name one, for instance --target cuda:90 for an H100 or H200")
-        # Not Triton's driver, which needs a C compiler to say this.
+        # Triton's driver would say this too, but it needs a C compiler.
         if torch.version.hip is None:
             major, minor = torch.cuda.get_device_capability()
             return GPUTarget("cuda", 10 * major + minor, 32)
@@ -65,13 +65,13 @@ def target_named(name: str | None) -> GPUTarget:
 
 
 class _Target:
-    """What Triton asks of a driver while it compiles; nothing is launched."""
+    """A driver for Triton that names a target to compile for and launches nothing."""
 
     def __init__(self, target: GPUTarget) -> None:
         self._target = target
 
     def get_current_device(self) -> object:
-        # Triton keeps what it has compiled by device: nothing was compiled for this one before.
+        # Triton caches compiled kernels by device; for a new object it has none, so it compiles.
         return self
 
     def get_current_stream(self, device: object) -> int:
@@ -94,7 +94,7 @@ def _compiling_for(target: GPUTarget) -> Iterator[None]:
 
 
 def every_variant(target: GPUTarget) -> list[Variant]:
-    """Every variant of every kernel; those that take longest come first."""
+    """Every variant of every kernel, the slowest to compile first."""
     from torch_sink.triton_kernels.jpeg import jpeg_variants
     from torch_sink.triton_kernels.stages import variants
 
@@ -102,7 +102,7 @@ def every_variant(target: GPUTarget) -> list[Variant]:
 
 
 def compile_all(target: GPUTarget) -> Iterator[Outcome]:
-    """Compiles every variant into Triton's cache, in several processes, and gives the outcomes as they come."""
+    """Compiles every variant into Triton's cache, in several processes, and yields outcomes as they finish."""
     count = len(every_variant(target))
     # Not forked: this process may hold a device, or threads.
     with ProcessPoolExecutor(min(usable_cores(), count), mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -111,7 +111,7 @@ def compile_all(target: GPUTarget) -> Iterator[Outcome]:
 
 
 def compile_variant(number: int, target: GPUTarget) -> Outcome:
-    """Compiles one variant into Triton's cache, as launches of batches will look for it there."""
+    """Compiles one variant into Triton's cache, under the key by which launches of batches look it up."""
     from triton import knobs
 
     variant = every_variant(target)[number]
@@ -123,7 +123,7 @@ def compile_variant(number: int, target: GPUTarget) -> Outcome:
     try:
         with _compiling_for(target):
             _compiled(variant)
-    except Exception as raised:  # of a compiler; the other variants go on
+    except Exception as raised:  # by a compiler; the other variants go on
         error = f"{type(raised).__name__}: {raised}"
     finally:
         knobs.compilation.listener = before
@@ -133,24 +133,24 @@ def compile_variant(number: int, target: GPUTarget) -> Outcome:
 def load_variant(variant: Variant) -> str:
     """Loads a compiled variant on the current device, as its first launch would.
 
-    Triton 3.6 has a C compiler build what launches it then, which takes a good part of a second for each signature.
+    Triton 3.6 then builds a launcher with a C compiler, which takes a good part of a second for each signature.
 
     Returns:
-        Why it cannot be loaded; "" where it is.
+        Why it cannot be loaded; "" once it is loaded.
     """
     try:
-        _compiled(variant).run  # noqa: B018 loaded when it is asked for
-    except Exception as raised:  # of Triton, the C compiler or the driver
+        _compiled(variant).run  # noqa: B018 this property loads the kernel
+    except Exception as raised:  # by Triton, the C compiler or the driver
         return f"{type(raised).__name__}: {raised}"
     return ""
 
 
 def _compiled(variant: Variant) -> CompiledKernel:
-    """What launches of the variant run: compiled now, or out of Triton's cache."""
+    """The compiled kernel of a variant, from Triton's cache where it is there."""
     from torch_sink.triton_kernels.launching import compiler_options
 
     kinds = [variant.signature[name] for name in variant.kernel.arg_names if name not in variant.constants]
-    # Kernels are compiled once for all values of a number.
+    # Kernels are not specialized on the values of numbers, so any number stands for all.
     arguments = [_DTYPES[kind.removeprefix("*")] if kind.startswith("*") else 0 for kind in kinds]
     options = {**variant.constants, **compiler_options(variant.warps, variant.registers)}
     return variant.kernel.warmup(*arguments, grid=(1,), **options)

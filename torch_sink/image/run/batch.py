@@ -28,11 +28,11 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
     operation gives what it gives on the ordinary CPU tensor.
 
     Attributes:
-        program: the sources, the calls, and how kernels make it.
-        broken_files: those whose images were skipped or replaced when it was executed.
+        program: the sources, the calls, and how kernels make the batch.
+        broken_files: files whose images were skipped or replaced when the batch was executed.
     """
 
-    calls: ClassVar[dict[Callable[..., Any], Callable[..., Any]]] = {}  # filled where stacks are
+    calls: ClassVar[dict[Callable[..., Any], Callable[..., Any]]] = {}  # filled in `stack`
     lazy_class: ClassVar[tuple[str, str]]
     program: Program
     broken_files: tuple[BrokenFile, ...]
@@ -59,7 +59,7 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
         return self.lazy_real is None
 
     def record_mix(self, op: Op) -> LazyBatch:
-        """A new batch with one more call that mixes its images; they run after every image is made."""
+        """A new batch with one more call that mixes its images; mixes run after every image is made."""
         return LazyBatch(self.program._replace(mixes=(*self.program.mixes, op)))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -69,13 +69,13 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
         return self.shape[0]
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        """The text of the ordinary tensor. The batch keeps recording: a debugger that shows it changes nothing."""
+        """The text of the ordinary tensor. The batch keeps recording, so showing it in a debugger changes nothing."""
         if self.is_recording and self.program.destination == "meta":
             return f"LazyBatch(shape={tuple(self.shape)}, dtype={self.dtype}, recorded only)"
         return repr(self._made_on_cpu() if self.is_recording else self.materialize())
 
     def as_subclass(self, cls: type) -> Any:
-        """The batch as another tensor type, with its values; as a pure tensor it is the batch itself."""
+        """The values as another tensor type; for `torch.Tensor`, the batch itself."""
         return self if cls is torch.Tensor else self.materialize().as_subclass(cls)
 
     # --- moving
@@ -97,7 +97,7 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
         return self.to(torch.float32, memory_format=memory_format)
 
     def contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
-        """The batch itself, as `Tensor.contiguous` returns a contiguous tensor: batches are made contiguous."""
+        """As `Tensor.contiguous`: the batch itself, since batches are made contiguous."""
         if self._is_already(None, memory_format):
             return self
         return self.materialize().contiguous(memory_format=memory_format)
@@ -144,14 +144,14 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
         """Decodes and transforms on `device`, on its current stream.
 
         Args:
-            device: where; "cpu" runs stock code, or the kernels under Triton's interpreter.
-            dtype: of the result; default the batch's own.
-            memory_format: of a new result.
+            device: device of the result; "cpu" runs stock code, or the kernels under Triton's interpreter.
+            dtype: dtype of the result; default the batch's own.
+            memory_format: of the result, unless `out` is given.
             out: written to instead of a new tensor, [N, C, H, W].
             on_decode_error: "raise", "skip" a damaged image, or "replace" it by the next good one of the batch.
 
         Returns:
-            The tensor, and where images were skipped or replaced the original positions that its rows show.
+            The tensor; and the original position of the image in each row, or None where none was skipped or replaced.
 
         Raises:
             DecodeError: a file is damaged and the policy is "raise", or no image of the batch is good.
@@ -176,7 +176,7 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
         self._refuse_meta()
         report_fallback("batch", "used on the CPU before it was moved to the device", "torch")
         if self.lazy_base is None:
-            self.become(self._made_on_cpu().data)  # whose count of writes begins at 0
+            self.become(self._made_on_cpu().data)  # `data` has a version counter of its own, which begins at 0
         else:
             self.lazy_base.make_view(self)
 
@@ -196,12 +196,12 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
 
     @property
     def plan(self) -> Program:
-        """What will run where; `print(batch.plan)` shows it. Executes nothing."""
+        """The program of the batch; `print(batch.plan)` shows what will run where. Executes nothing."""
         return self.program
 
 
 def parsed_to(*args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtype | None, torch.memory_format | None]:
-    """(device, dtype, memory format) of the arguments of `Tensor.to`; torch's own parser knows no `copy`."""
+    """(device, dtype, memory format) from the arguments of `Tensor.to`; torch's own parser does not take `copy`."""
     by_position = 3 if args and isinstance(args[0], (torch.dtype, torch.Tensor)) else 4
     if len(args) == by_position and "copy" not in kwargs:
         args = args[:-1]

@@ -1,7 +1,7 @@
 """Batches made by the kernels: decoded and transformed on the device.
 
-Everything is launched as if no file were damaged. Then the host learns which files are; Pillow decodes these, the
-places of their images are overwritten, and the same launches run again.
+Everything is launched as if no file were damaged. Where the kernels then report damaged files, Pillow decodes these,
+their places are replaced, and the same launches run again.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Images:
     """The decoded images of a batch on the device, by kernels or by other providers.
 
     Args:
-        program: of the batch.
-        device: on which they are decoded, or to which they are copied.
+        program: the program of the batch.
+        device: where the images are decoded, or copied to.
 
     Attributes:
         memory: uint8 [bytes]: the outputs of the stages, then the pixels of the files that kernels decode.
-        places: int64 [sources, PLACE_COLUMNS], from the first byte of `memory`; None where they are the program's own.
+        places: int64 [sources, PLACE_COLUMNS], from the first byte of `memory`; None for those in the program.
         errors: {number of a source: why it cannot be decoded}; the pixels of such a source are undefined.
     """
 
@@ -50,7 +50,7 @@ class Images:
 
             block = to_device(program.packed.blob.narrow(0, 0, jpegs.size), device)
             status = launch_jpegs(jpegs, block, self.memory.narrow(0, program.workspace_bytes, pixels_bytes))
-            self._status = to_host_later(status)  # it travels while the host goes on
+            self._status = to_host_later(status)  # copied while the host goes on
         if program.launches and (jpegs is None or program.has_other_images):
             boxes = program.array("boxes")
             is_read = boxes[:, 2] > 0
@@ -74,7 +74,7 @@ class Images:
     def _decode(
         self, sources: list[int], provider: str | None = None, boxes: Sequence[Box | None] | None = None
     ) -> None:
-        """Decodes some sources by a provider, outside of the block's launches, and notes where their pixels lie."""
+        """Has a provider, by default the best for each, decode some sources; notes where their pixels lie."""
         packed, device = self._program.packed, self.memory.device
         images = decode_sources([packed.source(at) for at in sources], device, provider, boxes)  # type: ignore[misc]
         self.errors |= {at: image for at, image in zip(sources, images, strict=True) if isinstance(image, DecodeError)}
@@ -85,10 +85,10 @@ class Images:
 
 
 def places_of(images: Sequence[Decoded | DecodeError], memory: torch.Tensor) -> tuple[np.ndarray, list[torch.Tensor]]:
-    """Where images lie, on the host or the device; what is on the host goes to the device in one transfer.
+    """Returns where images lie on the device; copies those on the host there in one transfer.
 
     Args:
-        images: in the place of one that is damaged, the first byte of the memory is read everywhere.
+        images: for an error, all of its pixels are the first byte of the memory.
         memory: uint8 [bytes], on the device.
 
     Returns:
@@ -104,7 +104,7 @@ def places_of(images: Sequence[Decoded | DecodeError], memory: torch.Tensor) -> 
 
 
 def _sent(tensors: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    """uint8 tensors [bytes] on the device: those of the host in one transfer, the others themselves."""
+    """uint8 tensors [bytes] on the device: those on the host are copied in one transfer, the others stay."""
     on_host = [tensor for tensor in tensors if tensor.device.type == "cpu"]
     if device.type == "cpu" or not on_host:
         return tensors
@@ -115,10 +115,10 @@ def _sent(tensors: list[torch.Tensor], device: torch.device) -> list[torch.Tenso
 
 
 def make_on_device(program: Program, wanted: Wanted) -> Made:
-    """Makes a batch, on the current stream of the device.
+    """Makes a batch by the kernels, on the current stream of the device.
 
     Raises:
-        DecodeError: as `survivors` says.
+        DecodeError: under the conditions of `survivors`.
     """
     images = Images(program, wanted.device)
     result, dtype = wanted.result(program, program.shape[0]), wanted.kernel_dtype(program)
@@ -160,10 +160,10 @@ def run_launches(
     """Launches the prologue of a batch, then as many stages as its longest image has.
 
     Args:
-        program: of the batch; nothing is launched for one of finished tensors.
-        memory: uint8 [bytes], from whose first byte places count; its `workspace_bytes` are written to.
-        target: [N, C, H, W], written to but for rows of finished tensors; its device is where everything runs.
-        places: int64 [sources, PLACE_COLUMNS], of the decoded images, where they are not the program's own.
+        program: the program of the batch; without launches where all images are finished tensors.
+        memory: uint8 [bytes], from whose first byte places count; its first `workspace_bytes` are written to.
+        target: [N, C, H, W], written to except for rows of finished tensors; everything runs on its device.
+        places: int64 [sources, PLACE_COLUMNS], of the decoded images; default those in the program.
     """
     if not program.launches:
         return
@@ -177,7 +177,7 @@ def run_launches(
     if places is not None:
         in_their_place = torch.from_numpy(places).view(torch.int32).flatten()
         given = torch.cat([in_their_place, given[len(in_their_place) :]])
-    # What the device makes lies behind the tables, which are never empty; then come the tiles.
+    # The tables that the device makes follow those of the host and are never empty; then come the tiles.
     entries = count + program.made_entries + 1
     first_tile = -(-((last - begin) // _INT32_BYTES + entries) // _ALIGNED_VALUES) * _ALIGNED_VALUES
     values = torch.empty(first_tile + TILE_COLUMNS * program.launches[-1].end, dtype=torch.int32, device=device)

@@ -1,4 +1,4 @@
-"""The proof of the stage kernels: a few small images by both variants of them, and by stock code."""
+"""The proof of the stage kernels: both variants make a few small images, which are compared with stock code's."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from torch_sink.image.run.device import make_on_device
 _SOURCE_SIZE = 97, 41  # pixels, width and height
 _WIDTH, _HEIGHT = 70, 19  # of the results: some tiles are whole, and some are not
 
-# What is called, a function of torchvision or a method of Pillow's images as recorders know it, and its arguments.
+# Each call: the name of its recorder, which stands for a function of torchvision or a method of Pillow, and arguments.
 _Calls = tuple[tuple[Any, ...], ...]
-_Programs = dict[str, _Calls]  # by what a message calls the image
+_Programs = dict[str, _Calls]  # {the image's name in messages: its calls}
 
 _CROP = ("v1.crop", 8, 12, _HEIGHT, _WIDTH)
 _TO_BYTES = (("functional.pil_to_tensor",),)
@@ -37,7 +37,7 @@ _NORMALIZE = (("v2.normalize", *map(list, STATISTICS)),)
 _AFFINE = (1.1, 0.3, -7.5, -0.2, 0.9, 12.25), Image.Resampling.NEAREST, 1, (9, 80, 200)
 _PERSPECTIVE = (1.2, 0.1, 3.0, -0.1, 1.4, 6.0, 0.001, 0.002), Image.Resampling.BILINEAR, 1, (200, 9, 80)
 
-# Pillow's arithmetic on bytes, which both variants have.
+# Programs in Pillow's arithmetic on bytes, which both variants have.
 _OF_PILLOW: _Programs = {
     "resized crop and colors": (
         ("pil.resized_crop", 3, 5, 33, 81, (_HEIGHT, _WIDTH), InterpolationMode.BILINEAR),
@@ -69,7 +69,7 @@ _OF_PILLOW: _Programs = {
         ("pil.adjust_gamma", 0.6),
     ),
 }
-# Pillow's float64 and its kernels of weights, which the heavy variant alone has.
+# Programs with Pillow's float64 or its convolutions, which only the heavy variant has.
 _OF_THE_HEAVY: _Programs = {
     "perspective": (("Image.transform", (_WIDTH, _HEIGHT), Image.Transform.PERSPECTIVE, *_PERSPECTIVE),),
     "blur by a kernel": (
@@ -80,14 +80,14 @@ _OF_THE_HEAVY: _Programs = {
 
 
 def _on_tensors(dtype: torch.dtype) -> _Programs:
-    """Calls on tensors, which the heavy variant alone makes.
+    """Programs of calls on tensors, which only the heavy variant has.
 
-    None has a product of matrices or a convolution in stock code: settings of torch change what these give.
+    Stock code runs none by a matrix product or a convolution, whose results depend on settings of torch.
     """
     if dtype == torch.uint8:
         color = torch.tensor(7, device="cpu").view(1, 1, 1)
         blends = (("v1.adjust_brightness", 0.7), ("v2.adjust_saturation", 1.6))
-        # Recorded where torch computes bytes in float32, and nowhere else.
+        # These are recorded only where torch computes bytes in float32.
         on_bytes = blends if torch.get_default_dtype() == torch.float32 else ()
         erase = ("v1.posterize", 4), ("v1.erase", 3, 9, 12, 50, color)
         return {"colors of uint8 tensors": (*_TO_BYTES, _CROP, *on_bytes, *erase)}
@@ -109,7 +109,7 @@ def _programs(dtype: torch.dtype, is_heavy: bool) -> _Programs:
 
 
 def _recorded_calls(source: PixelSource, calls: _Calls) -> tuple[Op, ...]:
-    """What the recorders of the operations make of calls on an image."""
+    """The operations that recorders make of calls on an image."""
     handle: Any = LazyImage(source, (), source.size, source.mode)
     for target, *arguments in calls:
         handle = RECORDERS[target](handle, *arguments)
@@ -125,18 +125,18 @@ def _batch(source: PixelSource, calls: Sequence[tuple[Op, ...]], dtype: torch.dt
 
 
 def _first_difference(dtype: torch.dtype, device: torch.device) -> str:
-    """The first image that is not stock code's, in words; "" where there is none."""
+    """Describes the first image that differs from stock code's; "" where none does."""
     for is_heavy in (False, True):
         programs = _programs(dtype, is_heavy)
         with executing():
             image = picture(*_SOURCE_SIZE)
-            # Memory that is used again may hold what the first variant has made.
+            # Another image for the second variant: reused memory may still hold results of the first.
             source = PixelSource(image.transpose(Image.Transpose.ROTATE_180) if is_heavy else image)
             calls = [_recorded_calls(source, program) for program in programs.values()]
             expected = [replay(source.decode(), ops).as_subclass(torch.Tensor).to(dtype) for ops in calls]
         made = to_host(make_on_device(_batch(source, calls, dtype, is_heavy), Wanted(device, dtype))[0])
         for name, ops, ours, theirs in zip(programs, calls, made, expected, strict=True):
-            # NaN is close to nothing.
+            # `not <=` rather than `>`, so that NaN counts as a difference.
             if wrong := int((~((ours.double() - theirs.double()).abs() <= _allowed(ops, theirs))).sum()):
                 variant = "heavy" if is_heavy else "light"
                 return f"{wrong} of {ours.numel()} {_name(dtype)} values of '{name}' differ ({variant} kernel)"
@@ -144,7 +144,7 @@ def _first_difference(dtype: torch.dtype, device: torch.device) -> str:
 
 
 def _allowed(calls: Sequence[Op], expected: torch.Tensor) -> float:
-    """The largest difference of two values that the operations allow."""
+    """The largest difference from stock code's values that the operations allow."""
     closeness = max(op.promise.floats for op in calls)
     if expected.dtype == torch.uint8 or not closeness:
         return 0.0
@@ -172,7 +172,7 @@ def kernels_make(program: Program, wanted: Wanted) -> bool:
     """Whether kernels may make a batch on a device; reports where stock code has to.
 
     Raises:
-        UnsupportedOperation: it has to, and the backend was set with `strict=True`.
+        UnsupportedOperation: stock code has to, and the backend was set with `strict=True`.
     """
     if not program.launches:
         return True

@@ -1,7 +1,7 @@
-"""LazyStack: recorded images that `torch.stack` put together, as programs do it after `FiveCrop` and `TenCrop`.
+"""LazyStack: recorded images that `torch.stack` put together, as programs do after `FiveCrop` and `TenCrop`.
 
-A stack of k views is a sample [k, C, H, W]; stacked once more, as `default_collate` does it, it is a batch
-[N, k, C, H, W]. It runs as one batch of N * k images, in which the k views of a file share its bytes and its decoding.
+A stack of k views is a sample [k, C, H, W]; `default_collate` stacks such samples to a batch [N, k, C, H, W]. It runs
+as one batch of N * k images, in which the k views of a file share its bytes and its decoding.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Images:
         return self.values
 
     def give(self, at: int) -> LazyTensor:
-        """One image, which shares memory with the stack as a view of it does."""
+        """A handle of one image, which shares its memory with the stack, as `stack[at]` does."""
         part = self.handles[at].record_nothing()
         part.lazy_base, part.lazy_part = self, at
         return part
@@ -58,11 +58,11 @@ class _Images:
         return self.values is None
 
     def make_view(self, view: LazyTensor) -> None:
-        """Makes all values, and those of an image that `give` returned a view of them."""
+        """Makes all values; an image that `give` returned becomes a view of them."""
         view.become_all(self.real()[view.lazy_part])
 
 
-# Kernels whose result on a stack is that on each of its images, bit for bit.
+# Functionals that give a stack, bit for bit, what they give each of its images.
 EACH_ALONE = frozenset(
     ("normalize", "convert_image_dtype", "to_dtype", "hflip", "vflip", "horizontal_flip", "vertical_flip")
 )
@@ -72,11 +72,11 @@ EACH_ALONE = frozenset(
 class LazyStack(LazyBatch):
     """A stack [k, C, H, W] or [N, k, C, H, W] of images whose values do not exist yet; to programs a `torch.Tensor`.
 
-    Its parts `stack[i]`, which iterating gives as well, record; `view`, `reshape` and `flatten` to [N * k, C, H, W]
-    give a batch that waits as well.
+    Its parts `stack[i]` record, also those that iterating gives; so do `view`, `reshape` and `flatten` to
+    [N * k, C, H, W].
     """
 
-    were_made = False  # in this process
+    were_made = False  # whether this process has made stacks
     _images: _Images
     _size: tuple[int, ...]
     fields = LazyBatch.fields | {"_images", "_size"}
@@ -111,7 +111,7 @@ class LazyStack(LazyBatch):
         self.become(values.data if values.shape == self._size else values.view(self._size))
 
     def pack(self) -> None:
-        """Packs the images as a batch, and drops the handles, before the stack travels to another process."""
+        """Packs the images as a batch and drops the handles, before the stack is sent to another process."""
         if self._images.values is None:
             self._images.packed()
             self._images.handles = []
@@ -145,7 +145,7 @@ class LazyStack(LazyBatch):
             made = batch._execute(wanted)
             self.broken_files = batch.broken_files
             return made
-        torch.empty(self._size, device="meta", memory_format=wanted.memory_format)  # refuses one that it cannot have
+        torch.empty(self._size, device="meta", memory_format=wanted.memory_format)  # raises if the format does not fit
         flat = None if out is None else out.view(-1, *rest[-3:])
         of_images = "skip" if policy == "replace" else policy
         images, rows = batch._execute(wanted._replace(out=flat, on_decode_error=of_images))
@@ -167,7 +167,7 @@ def _unpickled(batch: LazyBatch, size: tuple[int, ...]) -> LazyStack:
     return LazyStack(_Images([], batch), size)
 
 
-# --- what records on several images, and on stacks of them
+# --- functions that record on several images and on stacks
 
 
 @recorded(torch.stack)
@@ -180,7 +180,7 @@ def _stack(tensors: Sequence[Any], dim: int = 0, **kwargs: Any) -> Any:
 
 @recorded(torch.cat)
 def _cat_channels(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
-    """Three times the same gray image, as `repeat(3, 1, 1)` makes it."""
+    """Records the same gray image three times as `repeat(3, 1, 1)`."""
     if not isinstance(tensors, (list, tuple)) or len(tensors) != 3 or dim not in (0, -3) or kwargs:
         return NotImplemented
     first = tensors[0]
@@ -191,7 +191,7 @@ def _cat_channels(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
 
 
 def _stack_of(images: Sequence[Any]) -> LazyStack | None:
-    """A stack of recorded images, or None where they are made at once, or are not all recorded and alike."""
+    """A stack of recorded images; None where pixels are made at once, or the images differ or are not all recorded."""
     active = settings.settled()
     if active is None or active.executes_at_once:
         return None
@@ -203,9 +203,9 @@ def _stack_of(images: Sequence[Any]) -> LazyStack | None:
 
 
 def _joined(items: Any, dim: int = 0, *, is_new: bool, **kwargs: Any) -> Any:
-    """Stacks and batches of one along the first dimension: a new one, or the one that they have.
+    """Joins stacks and batches of one along a new first dimension, as `torch.stack`, or along theirs, as `torch.cat`.
 
-    `torch.stack` of samples [k, C, H, W] gives a batch [N, k, C, H, W]; `torch.cat` a longer stack.
+    From samples [k, C, H, W] the one makes a batch [N, k, C, H, W], the other a longer stack.
     """
     if dim != 0 or kwargs or not all(isinstance(item, LazyBatch) and item.is_recording for item in items):
         return NotImplemented
@@ -240,14 +240,14 @@ def _unbind(stack: Any, dim: int = 0) -> Any:
 
 
 def _view(stack: Any, *sizes: Any, **kwargs: Any) -> Any:
-    """The leading sizes as others, as `view(-1, c, h, w)` makes one of them."""
+    """A view with other leading sizes, such as `view(-1, c, h, w)`."""
     sizes = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (list, tuple)) else sizes
     if not isinstance(stack, LazyStack) or not stack.is_recording or kwargs or not all(type(at) is int for at in sizes):
         return NotImplemented
     try:
         size = tuple(torch.empty(stack._size, device="meta").view(sizes).shape)
     except RuntimeError:
-        return NotImplemented  # and raises there
+        return NotImplemented  # stock code raises
     if size[-3:] != stack._size[-3:]:
         return NotImplemented
     return LazyStack(stack._images, size) if len(size) > 3 else NotImplemented

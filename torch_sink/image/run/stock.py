@@ -1,4 +1,4 @@
-"""A batch, or one image of it, in stock code on the CPU: the definition of what a handle stands for."""
+"""Makes batches in stock code on the CPU, which defines the values that a handle stands for."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from torch_sink.image.program.program import Made, Program, Wanted, survivors
 
 
 def make_in_stock_code(program: Program, wanted: Wanted) -> Made:
-    """Makes a batch.
+    """Makes a batch in stock code.
 
     Raises:
-        DecodeError: as `survivors` says.
+        DecodeError: under the conditions of `survivors`.
     """
     results, calls = [_try_decode(source) for source in program.packed.sources()], program.packed.calls()
     work: list[tuple[Any, tuple[Op, ...]]] = [
@@ -42,10 +42,10 @@ def make_in_stock_code(program: Program, wanted: Wanted) -> Made:
 
 
 def make_for_device(program: Program, wanted: Wanted) -> Made:
-    """Makes a batch as `make_in_stock_code` does, then moves it to the device, in the order of its current stream.
+    """Makes a batch in stock code, then copies it to the device on its current stream.
 
     Raises:
-        DecodeError: as `survivors` says.
+        DecodeError: under the conditions of `survivors`.
     """
     on_host = wanted._replace(device=torch.device("cpu"), dtype=wanted.dtype_of_result(program), out=None)
     tensor, shown, broken_files = make_in_stock_code(program, on_host)
@@ -55,7 +55,7 @@ def make_for_device(program: Program, wanted: Wanted) -> Made:
 
 
 def _try_decode(source: Source) -> Source | DecodeError:
-    """The source with its pixels made, or the error."""
+    """The source, with its file decoded; or the error."""
     if not isinstance(source, EncodedSource):
         return source
     try:
@@ -65,15 +65,15 @@ def _try_decode(source: Source) -> Source | DecodeError:
 
 
 _SCALED = Op("v2.to_dtype", (torch.float32, True))
-# What is made of images at a time stays in the cache of a core.
+# Values of a group of images, few enough for the cache of a core.
 _BYTES_AT_ONCE = 1 << 20
 
 
 def run_on_cpu(images: Iterable[tuple[Source, tuple[Op, ...]]], out: torch.Tensor) -> None:
-    """Makes the images of a batch. The calls of one value each that come last are made of many images at once.
+    """Makes the images of a batch. Their last calls, where these work value by value, run on many images at once.
 
     Args:
-        images: of each, where its pixels come from, and the calls recorded on it.
+        images: the source of each, and the calls recorded on it.
         out: [N, C, H, W], written to.
 
     Raises:
@@ -95,13 +95,13 @@ def run_on_cpu(images: Iterable[tuple[Source, tuple[Op, ...]]], out: torch.Tenso
 
 
 def _begun(source: Source, ops: tuple[Op, ...]) -> tuple[Any, tuple[Op, ...]]:
-    """(image or tensor behind the other calls, last calls)."""
+    """Runs all but the last calls; returns the image or tensor, and the last calls."""
     count = count_before_values(ops)
     return replay(source.decode(), ops[:count]), ops[count:]
 
 
 def _finish(pixels: list[Any], last_calls: tuple[Op, ...], target: torch.Tensor) -> None:
-    """Writes what the last calls make of images, or of tensors of one dtype, to `target` [N, C, H, W]."""
+    """Runs the last calls on images, or on tensors of one dtype, and writes the result to `target` [N, C, H, W]."""
     values = _stacked(pixels, target)
     for op in last_calls:
         is_here = target.dtype == torch.float32 and values.dtype == torch.uint8
@@ -118,7 +118,7 @@ def _finish(pixels: list[Any], last_calls: tuple[Op, ...], target: torch.Tensor)
 
 
 def _stacked(pixels: list[Any], target: torch.Tensor) -> torch.Tensor:
-    """Images or tensors as new memory, of the shape of `target`."""
+    """A new tensor of images or tensors, in the shape of `target`."""
     if isinstance(pixels[0], torch.Tensor):
         return torch.stack(pixels)
     count, channels, height, width = target.shape
@@ -128,9 +128,9 @@ def _stacked(pixels: list[Any], target: torch.Tensor) -> torch.Tensor:
 
 
 def decoded_once(images: Sequence[Any]) -> list[tuple[Source, tuple[Op, ...]]]:
-    """The source of each image and the calls to make of it, for a batch with several views of one file.
+    """The source of each image, and the calls still to run on it; files with several views are decoded here, once.
 
-    Such a file is decoded here, and the calls with which all of its views begin are made.
+    The calls with which all views of such a file begin run here as well.
 
     Args:
         images: handles.
