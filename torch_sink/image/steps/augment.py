@@ -24,7 +24,7 @@ def _shear(angle: float) -> float:
     return math.degrees(math.atan(angle))
 
 
-# What takes the family, an image, a magnitude, an interpolation and a fill.
+# Takes the family, an image, a magnitude, an interpolation and a fill; returns the changed image.
 _Apply = Callable[[str, Any, float, Any, Any], Any]
 _MOVES: dict[str, _Apply] = {
     "ShearX": lambda family, image, magnitude, mode, fill: affine(
@@ -44,7 +44,7 @@ _MOVES: dict[str, _Apply] = {
 
 
 def _colors() -> dict[str, tuple[Functional, Callable[[float], tuple[Any, ...]]]]:
-    """By the name of an augmentation: the functional, and its arguments for a magnitude."""
+    """{name of an augmentation: its functional, and a function from a magnitude to its arguments}."""
 
     def functional(name: str) -> Functional:
         return Functional(name, recorder(f"pil.{name}"), v2=name)
@@ -159,7 +159,7 @@ def _auto_augment_v2(augment: Any, draft: Draft) -> Any:
 
 
 def _takes_v2(draft: Draft, space: Any) -> bool:
-    """False for floats, of which a threshold has another bound."""
+    """False for floats, for which the threshold of Solarize has another range, and for unknown augmentations."""
     return draft.lazy_dtype == torch.uint8 and _is_known(space)
 
 

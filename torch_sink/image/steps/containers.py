@@ -21,7 +21,7 @@ from torch_sink.image.steps.samples import run_on_sample
 
 
 def run_all(transforms: Iterable[Any], image: Any) -> Any:
-    """What transforms make of an image or a draft, one after the other; a draft where it still is one."""
+    """Runs transforms in turn on an image or a draft; returns a draft wherever one can stand for the result."""
     for transform in transforms:
         if type(image) is Draft:
             run = run_of(transform)
@@ -35,14 +35,14 @@ def run_all(transforms: Iterable[Any], image: Any) -> Any:
     return image
 
 
-# How often in a row what a transform made of an image was stock code's, and what the report says of it then.
+# {transform: how often in a row it fell back to stock code, and what the report of fallbacks says of it}.
 _fallbacks: WeakKeyDictionary[Any, tuple[int, tuple[str, ...]]] = WeakKeyDictionary()
-# So often in a row, and it is stock code's from the beginning: recording only costs time. Once in a while it is tried.
+# After so many in a row it runs in stock code at once, as recording only costs time; at times recording is tried again.
 _IN_A_ROW, _TRIED_AGAIN = 16, 64
 
 
 def _called(transform: Any, draft: Draft) -> Any:
-    """What a transform that is no step makes of an image."""
+    """Calls a transform itself, for which no step stands, on the image of a draft."""
     if type(draft.origin) is not Image.Image or ledger.strict or not _is_key(transform):
         return transform(draft.handle())
     times, row = _fallbacks.get(transform, (0, ()))
@@ -82,14 +82,14 @@ def compose_v2(stock: Callable[..., Any], compose: Any, *inputs: Any) -> Any:
 
 
 def alone(stock: Callable[..., Any], transform: Any, img: Any) -> Any:
-    """For `forward` of a transform of v1 that no container calls."""
+    """For `forward` of a v1 transform that is called outside of a container."""
     draft = draft_of(img)
     run = run_of(transform) if type(draft) is Draft else None
     made = NotImplemented if run is None else run(transform, draft)
     return stock(transform, img) if made is NotImplemented else finished(made)
 
 
-# Their own code is all that they call.
+# Containers call no functionals; `step` wants two names.
 _contains = "pad crop"
 
 

@@ -1,4 +1,4 @@
-"""Draft: a handle in the making, between two transforms of a container, which nobody but the container holds."""
+"""Draft: what a container hands from transform to transform, and turns into a handle at the end."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Shape = tuple[int, int, int]
 
 
 class Draft:
-    """A Pillow image, and the calls that are recorded on it. Recorders take one as they take a handle.
+    """A Pillow image, and the calls recorded on it. Recorders take a draft as they take a handle.
 
     Attributes:
-        origin: the image, which nothing was recorded on yet; a handle or an ordinary one.
-        kind: of the handle that it becomes.
+        origin: the image before these calls: a handle or an ordinary image.
+        kind: type of the handle that the draft becomes.
         ops: the calls.
-        lazy_shape: (channels, height, width) behind them.
-        lazy_dtype: of the values behind them.
-        beside: the masks, boxes and points of its sample, in front of a transform of v2.
-        moves: the parameters of a transform of v2 that moves what lies beside the image as well; None for others.
+        lazy_shape: (channels, height, width) after the calls.
+        lazy_dtype: dtype of the values after the calls.
+        beside: masks, boxes and points of the sample, as they are before a v2 transform.
+        moves: parameters with which a v2 transform also transforms these; None where it leaves them as they are.
     """
 
     __slots__ = ("beside", "kind", "lazy_dtype", "lazy_shape", "moves", "ops", "origin")
@@ -40,7 +40,7 @@ class Draft:
 
     @property
     def lazy_ops(self) -> tuple[Op, ...]:
-        """The calls behind those that the origin has already."""
+        """The calls on the origin, then those of the draft."""
         return self.origin.lazy_ops + self.ops if type(self.origin) is LazyImage else self.ops
 
     @property
@@ -58,14 +58,14 @@ class Draft:
 
     @property
     def mode(self) -> str:
-        """Of a Pillow image."""
+        """The mode of the Pillow image."""
         return "RGB" if self.lazy_shape[0] == 3 else "L"
 
     def record(
         self, *ops: Op, size: tuple[int, int] | None = None, mode: str | None = None, shape: Shape | None = None,
         dtype: torch.dtype | None = None, is_view: bool = False,
     ) -> Draft:  # fmt: skip
-        """A new draft with more calls; the others as for the handles. Nobody sees what it would be a view of."""
+        """A new draft with more calls; arguments as for handles. A draft shares no memory, so `is_view` is unused."""
         if shape is None:
             channels, height, width = self.lazy_shape
             width, height = size or (width, height)
@@ -73,7 +73,7 @@ class Draft:
         return Draft(self.origin, self.ops + ops, shape, self.kind, dtype or self.lazy_dtype)
 
     def copy(self) -> Draft:
-        """Another image of the same pixels."""
+        """A draft that is another image with the same pixels."""
         if self.ops:
             return self
         is_lazy = type(self.origin) is LazyImage
@@ -81,12 +81,12 @@ class Draft:
         return Draft(copied, (), self.lazy_shape, self.kind, self.lazy_dtype)
 
     def crop(self, box: tuple[int, int, int, int]) -> Draft:
-        """Of a Pillow image, at whole positions."""
+        """Crops a Pillow image at (left, upper, right, lower)."""
         left, upper, right, lower = box
         shape = self.lazy_shape[0], lower - upper, right - left
         return Draft(self.origin, (*self.ops, Op("pil.crop", (box,))), shape, self.kind, self.lazy_dtype)
 
-    # What Pillow's `rotate` calls.
+    # `Image.rotate` calls these.
     transform = recorder("Image.transform")
     transpose = recorder("Image.transpose")
 
@@ -100,18 +100,18 @@ class Draft:
 
     @property
     def changes_in_place(self) -> bool:
-        """True where a call in place can be recorded."""
+        """Whether a call in place can be recorded."""
         return not is_expanded(self.ops)
 
     def record_in_place(self, op: InPlaceOp) -> Draft:
         return self.record(op)
 
     def as_image(self) -> Draft:
-        """The Pillow image of the bytes of a tensor that was made from one."""
+        """The Pillow image of a uint8 tensor that was made from one."""
         return Draft(self.origin, (*self.ops, Op("to_pil_image")), self.lazy_shape, LazyImage, torch.uint8)
 
     def handle(self) -> Any:
-        """The handle; the image itself where nothing was recorded."""
+        """The handle of this draft; `origin` itself where nothing was recorded."""
         origin, ops = self.origin, self.ops
         if self.kind is LazyImage:
             if not ops:
@@ -136,9 +136,9 @@ class Draft:
 
 
 def draft_of(image: Any) -> Any:
-    """The draft that begins with an image; the image itself, where each of its transforms has to be called.
+    """A draft of an image; the image itself where its transforms have to be called.
 
-    That is where no handle could stand for it, and where calls of torch or of modules mean something else than usual.
+    They have to where no handle can stand for the image, and where hooks or modes change what calls of torch do.
     """
     kind = type(image)
     if (kind is not LazyImage or not image.is_recording) and kind is not Image.Image:
@@ -155,5 +155,5 @@ def _is_usual() -> bool:
 
 
 def finished(image: Any) -> Any:
-    """The handle of a draft; anything else as it is."""
+    """The handle of a draft; returns anything else unchanged."""
     return image.handle() if type(image) is Draft else image

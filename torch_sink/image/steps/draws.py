@@ -16,7 +16,7 @@ import torch
 
 
 class Room:
-    """Tensors of one element that numbers are drawn into, of the default dtype and on the default device."""
+    """Tensors of one element to draw numbers into, of the default dtype and on the default device."""
 
     def __init__(self) -> None:
         self.whole = torch.empty(1, dtype=torch.int64)
@@ -24,7 +24,7 @@ class Room:
 
 
 class _KeptRoom(threading.local):
-    """One that is kept, as a new one costs more than a draw: for float32 on the CPU. Each thread has its own."""
+    """A room that each thread keeps, since a new one costs more than a draw; float32 on the CPU."""
 
     def __init__(self) -> None:
         with torch.inference_mode(False):
@@ -36,7 +36,7 @@ kept = _KeptRoom()
 
 
 def whole(end: int) -> int:
-    """One of 0 to `end` - 1."""
+    """A whole number in [0, end)."""
     return kept.whole.random_(0, end).item()  # type: ignore[return-value]
 
 
@@ -51,30 +51,30 @@ def chance() -> float:
 
 
 def exponential(low: float, high: float) -> float:
-    """A float32, the logarithm of which lies in [low, high)."""
+    """A float32 whose logarithm is uniform in [low, high)."""
     return kept.real.uniform_(low, high).exp_().item()
 
 
 def is_probability(p: Any) -> bool:
-    """True for what `drawn_probability` takes."""
+    """True for a number in [0, 1], which `as_drawn` takes."""
     return type(p) in (float, int) and 0 <= p <= 1
 
 
 @functools.lru_cache(maxsize=256)
 def as_drawn(probability: float, dtype: torch.dtype = torch.float32) -> float:
-    """A probability in the type of a draw, in which torch compares the two."""
+    """A probability rounded to the dtype of a draw, in which torch compares the two."""
     return torch.tensor(probability, dtype=dtype, device="cpu").item()
 
 
 def applies_at_random(transform: Any) -> bool:
-    """`torch.rand(1) < p` with Python's numbers, which costs a third."""
+    """`torch.rand(1) < p`, compared as Python numbers, at a third of the cost."""
     draw, p = torch.rand(1), transform.p
     return draw.item() < as_drawn(p, draw.dtype) if type(p) is float else not draw >= p
 
 
 @functools.lru_cache(maxsize=64)
 def log_ratio(ratio: tuple[float, ...], dtype: torch.dtype = torch.float32) -> tuple[float, float]:
-    """The logarithms of the least and the largest ratio, as torch computes them in a type."""
+    """The logarithms of the smallest and the largest ratio, as torch computes them in a dtype."""
     low, high = torch.log(torch.tensor(ratio, dtype=dtype)).tolist()
     return low, high
 

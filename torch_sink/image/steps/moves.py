@@ -35,12 +35,12 @@ _center_crop = Functional("center_crop", recorder("pil.center_crop"), v1="center
 
 
 def fill_of(transform: Any, draft: Draft) -> Any:
-    """What a transform of v2 fills with, which may depend on the type."""
+    """The fill of a v2 transform, which may depend on the type of image."""
     return v2._utils._get_fill(transform._fill, draft.kind)
 
 
 def _room(padded: Any, size: Any) -> tuple[int, int] | None:
-    """Rows and columns beside a crop; None where it does not fit, or its size is no two numbers."""
+    """Rows and columns that a crop leaves out; None where it does not fit, or its size is not two positive integers."""
     if padded is NotImplemented or type(size) not in (tuple, list) or len(size) != 2:
         return None
     if not (type(size[0]) is type(size[1]) is int and min(size) > 0):

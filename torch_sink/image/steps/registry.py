@@ -1,4 +1,4 @@
-"""Which transform of torchvision is which step, and whether it still is: users replace methods and functions."""
+"""Steps that stand for torchvision's transforms, as long as users replace none of their methods and functions."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from torch_sink.image.handles.image import LazyImage
 from torch_sink.image.handles.tensor import LazyTVImage
 from torch_sink.image.steps.draft import Draft, draft_of
 
-# Takes a transform and a draft. Returns what the transform makes of it, or `NotImplemented` where the transform has to
-# be called itself: nothing was drawn then.
+# Takes a transform and a draft. Returns the transformed draft or image; or `NotImplemented`, before anything was drawn,
+# where the transform itself has to be called.
 Run = Callable[[Any, Draft], Any]
 
 
 class Step(NamedTuple):
-    """What stands for the transforms of one class, while their code is torchvision's.
+    """Stands for the transforms of one class, as long as their code is torchvision's.
 
     Attributes:
         run: draws and records.
         methods: names of the methods that it stands for.
-        read: those of the class.
-        functions: the functionals that they call, of a module's names.
-        namespace: these names.
-        takes_samples: it says in `Draft.moves` how what lies beside an image moves as well.
-        known: what the methods and functionals were when the backend was set; None where they were somebody else's.
+        read: returns these methods of a class.
+        functions: returns the functionals that they call, from `namespace`.
+        namespace: the names of the functionals' module.
+        takes_samples: whether it sets `Draft.moves`, with which masks, boxes and points are transformed as well.
+        known: the methods and functionals when the backend was set; None where some were not torchvision's.
     """
 
     run: Run
@@ -59,7 +59,7 @@ _FUNCTIONALS = {"v1": F, "v2": F_v2}
 
 
 def step(*kinds: type, calls: str, takes_samples: bool = False) -> Callable[[Run], Run]:
-    """Registers the step of transform classes; `calls` names two functionals or more that their methods may call."""
+    """Registers the step of transform classes; `calls` names at least two functionals that their methods may call."""
 
     def register(run: Run) -> Run:
         for kind in kinds:
@@ -75,7 +75,7 @@ def step(*kinds: type, calls: str, takes_samples: bool = False) -> Callable[[Run
 
 
 def learn() -> None:
-    """Notes the code of the classes and functionals, which stays what it is while steps stand for it."""
+    """Notes the methods and functionals that steps stand for; `run_of` returns no step once one was replaced."""
     for kind, found in STEPS.items():
         values = [*(getattr(kind, name) for name in found.methods), *found.functions(found.namespace)]
         known = (found.read(kind), found.functions(found.namespace)) if all(map(_is_known, values)) else None
@@ -86,7 +86,7 @@ _ROOTS = (torch.__path__[0], torchvision.__path__[0], str(Path(__file__).parents
 
 
 def _is_known(value: Any) -> bool:
-    """True for code of torch, torchvision and this package, and for what is no code."""
+    """True for functions of torch, torchvision and this package, and for anything that cannot be called."""
     while inspect.isfunction(value):
         if not value.__code__.co_filename.startswith(_ROOTS):
             return False
@@ -95,7 +95,7 @@ def _is_known(value: Any) -> bool:
 
 
 def run_of(transform: Any) -> Run | None:
-    """What stands for a transform; None for one that has to be called itself."""
+    """The `run` of a transform's step; None where the transform itself has to be called."""
     kind = type(transform)
     found = STEPS.get(kind)
     if found is None or found.known != (found.read(kind), found.functions(found.namespace)):
@@ -108,16 +108,16 @@ def run_of(transform: Any) -> Run | None:
 
 
 def takes_samples(transform: Any) -> bool:
-    """Whether a step of v2 can stand for a transform where other things lie beside the image."""
+    """Whether a step can stand for a v2 transform of samples with more than the image."""
     found = STEPS.get(type(transform))
     return found is not None and found.takes_samples
 
 
-# --- what steps record
+# --- functionals that steps record
 
 
 def family_of(transform: Any) -> str:
-    """Whose functionals a transform calls."""
+    """The family of functionals that a transform calls, "v1" or "v2"."""
     return "v2" if isinstance(transform, v2.Transform) else "v1"
 
 
@@ -125,9 +125,9 @@ class Functional:
     """One of torchvision's functionals, for drafts.
 
     Args:
-        name: of the functional in both families.
-        pillow: records it on Pillow images; or {family: what does}.
-        tensors: {family: name of its kernel} of those that record it on tensors.
+        name: name of the functional in both families.
+        pillow: its recorder on Pillow images; or {family: recorder}.
+        tensors: {family: name of its kernel}, for families that record it on tensors.
     """
 
     def __init__(
@@ -138,14 +138,14 @@ class Functional:
         self.on_tensors = {family: recorder(f"{family}.{kernel}") for family, kernel in tensors.items()}
 
     def record(self, family: str, draft: Draft, *args: Any) -> Any:
-        """The draft with one more call, or `NotImplemented`. v1 makes pure tensors of a `tv_tensors.Image`."""
+        """The draft with one more call, or `NotImplemented`; v1 would turn a `tv_tensors.Image` into a pure tensor."""
         if family == "v1" and draft.kind is LazyTVImage:
             return NotImplemented
         record = (self.on_images if draft.kind is LazyImage else self.on_tensors).get(family)
         return NotImplemented if record is None else record(draft, *args)
 
     def __call__(self, family: str, image: Any, *args: Any) -> Any:
-        """The same behind a draw: what cannot be recorded is called, on what there is by then."""
+        """As `record`, for use after a draw: where it cannot record, calls the functional on the handle so far."""
         if type(image) is Draft:
             made = self.record(family, image, *args)
             if made is not NotImplemented:

@@ -1,4 +1,4 @@
-"""Samples of v2: an image, and what lies beside it in tuples and dicts, such as masks, boxes and labels."""
+"""Samples of v2: tuples and dicts with an image, masks, boxes and labels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch_sink.image.steps.draft import Draft, draft_of, finished
 from torch_sink.image.steps.registry import run_of, takes_samples
 
 _MOVED = (tv_tensors.Mask, tv_tensors.BoundingBoxes, tv_tensors.KeyPoints)
-# Behind an image, transforms pass these on.
+# Next to an image, transforms of v2 pass these on unchanged.
 _KEPT = frozenset((torch.Tensor, int, float, str, bool, bytes, type(None)))
 
 
@@ -34,14 +34,12 @@ class Sample:
         self.agrees = self._has_one_size()
 
     def _has_one_size(self) -> bool:
-        """False where stock code may say what is wrong, and where nothing is a draft."""
+        """True where the image is a draft and all masks, boxes and points have its size; stock code may raise else."""
         size = tuple(self.image.lazy_shape[1:]) if type(self.image) is Draft else None
         return all(_size_of(self.leaves[at]) == size for at in self.moved)
 
     def takes(self, transform: Any) -> bool:
-        """Whether a step has drawn, and recorded the image, and all beside it has moved; else the transform is to be
-        called.
-        """
+        """Runs the step of a transform on the sample; returns False where the transform itself has to be called."""
         draft = self.image
         run = run_of(transform) if takes_samples(transform) else None
         if run is None or type(draft) is not Draft or draft.kind is LazyTensor or not self.agrees:
@@ -58,7 +56,7 @@ class Sample:
         return True
 
     def inputs(self) -> Any:
-        """The containers again, with a handle in the place of the draft."""
+        """The sample in its containers, with a handle in place of the draft."""
         if type(self.image) is Draft:
             self.leaves[self.place] = finished(self.image)
         elif self.image is not None:
@@ -71,7 +69,7 @@ def _size_of(leaf: Any) -> tuple[int, ...]:
 
 
 def run_on_sample(transforms: Iterable[Any], inputs: tuple[Any, ...]) -> Any:
-    """What `v2.Compose` makes of its inputs."""
+    """Runs transforms on a sample, as `v2.Compose` does."""
     sample: Sample | None = None
     is_one, is_usual = len(inputs) == 1, True
     for transform in transforms:

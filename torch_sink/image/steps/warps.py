@@ -56,7 +56,7 @@ def _fill(transform: Any, draft: Draft) -> Any:
 
 
 def _takes(transform: Any, draft: Draft) -> bool:
-    """False for tensors in v1, which makes floats of a fill."""
+    """False for tensors in v1, where a fill becomes floats."""
     return draft.kind is LazyImage or family_of(transform) == "v2"
 
 
