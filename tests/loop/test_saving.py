@@ -55,6 +55,20 @@ def test_a_save_reads_the_random_generators_once(tmp_path: Path, monkeypatch: py
     assert bytes(state["loader"]["random_state"].tolist()).endswith(bytes(state["random"]["torch"].tolist()))
 
 
+def test_a_subclass_adds_to_the_position_that_is_saved(tmp_path: Path) -> None:
+    class Noting(SinkLoader):
+        def state_dict(self) -> dict[str, Any]:
+            return {**super().state_dict(), "note": 7}
+
+    loop, loader = make_loop(), Noting(make_loader())
+    loop.run(loader, max_steps=2)
+    loop.save(tmp_path, loader)
+    state = torch.load(tmp_path / "CKP-00000002" / "state.pt")
+    assert (state["loader"]["note"], state["loader"]["batches"]) == (7, 2)
+    torch.rand(3)
+    assert not torch.equal(loader.state_dict()["random_state"], state["loader"]["random_state"])
+
+
 class Seen:
     """Wraps a loader, and notes the first value of each batch."""
 

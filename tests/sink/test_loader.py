@@ -5,7 +5,9 @@ from __future__ import annotations
 import collections
 import dataclasses
 import threading
+import weakref
 from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -215,6 +217,22 @@ def test_at_most_slots_batches_exist() -> None:
         loader._slots.fill = lambda slot, batch: made.append(slot) or fill(slot, batch)
         for consumed, _ in enumerate(loader):
             assert len(made) <= consumed + 2
+
+
+@pytest.mark.parametrize("wraps", [False, True])
+def test_a_batch_that_the_user_dropped_is_gone_when_the_next_one_is_made(wraps: bool) -> None:
+    batches: list[Any] = []
+    alive = []
+
+    def collate(samples: list[Any]) -> Any:
+        alive.append(sum(batch() is not None for batch in batches))
+        made = torch.zeros(4)
+        batches.append(weakref.ref(made))
+        return [made] if wraps else made
+
+    for batch in SinkLoader(DataLoader(range(5), 1, collate_fn=collate), device="cpu"):
+        del batch
+    assert alive == [0] * 5
 
 
 def test_paused_parks_the_producer() -> None:

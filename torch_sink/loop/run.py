@@ -45,6 +45,8 @@ class TrainingRun:
         **fields: Any,
     ) -> None:
         """Prepare a run of `epochs` epochs with `batches` batches each; `fields` are added to the RunContext."""
+        from torch_sink.sink.traversal import Batches
+
         self._state, self._loader, self._signals, self._note = state, loader, signals, note
         self.device = state.device  # for timelines
         self._callbacks = sorted(callbacks, key=lambda one: not one.comes_first)
@@ -54,6 +56,7 @@ class TrainingRun:
         self._failure: Exception | None = None
         self._cut_off = False
         self._leaves: list[Any] | None = None  # of the latest batch; None where they are not known
+        self._own_iterator: Any = Batches
         self._next_epoch: Iterator[Any] | None = None
         asked_for = (signal.Signals(number).name for callback in callbacks for number in callback.stop_signals)
         self._returns_on = {"GracefulExit", *asked_for}
@@ -229,12 +232,14 @@ class TrainingRun:
         self._state.overflows.add(results, self._state.step_count)
         self._event("on_train_step_end")
 
-    def _fetch(self, iterator: Iterator[Any]) -> Any:
+    def _fetch(self, iterator: Any) -> Any:
         """Returns the next batch; `_END` at the epoch's end and at an error, which is raised after the sink."""
         began = time.perf_counter()
         try:
             batch = next(iterator, _END)
-            self._leaves = getattr(iterator, "leaves", None)  # of the SinkLoader's own iterator: found in the slot
+            # Only the SinkLoader's own iterator gives a batch as it was in the slot, where its leaves were found.
+            given, leaves = iterator.given if type(iterator) is self._own_iterator else (None, None)
+            self._leaves = leaves if given is batch else None
             return batch
         except Exception as error:
             # Ctrl-C in a terminal kills the workers too, so after a signal their error is not raised.

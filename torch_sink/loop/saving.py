@@ -256,11 +256,15 @@ class LoaderPositions:
 
     def state(self, loader: Any, draws: Draws | None = None) -> Any:
         """The position of `loader`; None if it has none yet."""
-        if self._sink is not None and (loader is self._sink or loader is self._given()):
-            return self._sink.state_dict(draws)
-        if is_sink(loader):
-            return loader.state_dict(draws)
-        return self._state if loader is self._given() else None
+        is_wrapped = self._sink is not None and loader is self._given()
+        sink: Any = self._sink if is_wrapped else loader
+        if not (is_wrapped or loader is self._sink or is_sink(loader)):
+            return self._state if loader is self._given() else None
+        vars(sink).update(_draws_at_save=draws)  # not an argument: a subclass may have a `state_dict` of its own
+        try:
+            return sink.state_dict()
+        finally:
+            vars(sink).update(_draws_at_save=None)
 
     def keep(self, loader: Any) -> None:
         """Keep the position for the next run, after a run without a step."""

@@ -18,9 +18,8 @@ _left: list[Callable[[], object]] = []  # close at exit: no thread can be starte
 class Life:
     """The life of a SinkLoader: whether it can still be used, and what closes it.
 
-    `close` acts once, whoever comes first: the user, garbage collection, or the interpreter's exit. Each fetch looks at
-    `ended`, the message for a loader that is closed or belongs to the parent of a forked process; to ask the system
-    for the process each time would cost more.
+    `close` runs once: called by the user, by garbage collection or at exit. `ended` is the error message once the
+    loader cannot be used; checking it is cheaper than asking for the process id at each fetch.
     """
 
     def __init__(self, loader: Any, producer: Any, opener: Any, slots: Any) -> None:

@@ -101,6 +101,7 @@ class SinkLoader:
         self._traversal = Traversal(self._resuming, self._producer, timeout_seconds)
         self._batches_per_epoch = batches_per_epoch
         self._is_checked = False
+        self._draws_at_save: Draws | None = None  # a snapshot of the global generators, while a training is saved
         self._life = Life(self, self._producer, opener, self._slots)
 
     @property
@@ -260,19 +261,18 @@ class SinkLoader:
         with self._producer.gate:
             yield
 
-    def state_dict(self, draws: Draws | None = None) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Counts of consumed batches and all that is needed to go on after them.
 
         A resumed run gives exactly the batches that would have come, for a map-style `DataLoader` with a seeded
         generator whose dataset draws from the global generators of torch, numpy or random. The key "not_covered" names
         what could differ. With `num_workers=0` the dataset shares the process's global generators: their states are
-        part of the state, and are set again at the first `iter()` after `load_state_dict`. Who has taken a snapshot of
-        these generators already gives it as `draws`.
+        part of the state, and are set again at the first `iter()` after `load_state_dict`.
         """
         if self._life.ended is not None:
             raise SinkError(self._life.ended)
         with host_sync_allowed() if here.watches and not here.allowances else contextlib.nullcontext():
-            return self._resuming.state_dict(self._traversal.position, draws)
+            return self._resuming.state_dict(self._traversal.position, self._draws_at_save)
 
     @host_sync_allowed()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

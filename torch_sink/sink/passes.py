@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,7 @@ class Item:
 
     start: PassStart
     batch: Any = None
-    leaves: Sequence[Any] = ()  # of the batch, once it is in a slot
+    leaves: list[Any] | None = None  # of the batch, from when it is in a slot until the consumer has it
     slot: int = -1
     worker_states: dict[int, RandomState] | None = None  # snapshots of those that made it and the batches left out
     loader_state: Any = None  # `state_dict()` of a loader that keeps its own

@@ -20,9 +20,8 @@ class PassStart:
     generators: list[bytes] = field(default_factory=list)  # of the loader and its samplers, before the pass
     # Their states when the workers of this pass were started; persistent workers were started for an earlier pass.
     worker_generators: list[bytes] = field(default_factory=list)
-    random_state: RandomState = (
-        b""  # of the global generators before the pass; empty where batches draw nothing from them
-    )
+    # Of the global generators before the pass; empty where batches draw nothing from them.
+    random_state: RandomState = b""
     kept_workers: bool = False  # those of the last pass went on, so no seed was drawn for new ones
 
 

@@ -9,7 +9,7 @@ import traceback
 from collections import deque
 from typing import Any
 
-from torch_sink.common.containers import tensor_bytes
+from torch_sink.common.containers import leaves, tensor_bytes
 from torch_sink.errors import SinkError, SinkTimeout
 from torch_sink.sink.openers import stop_workers_under
 from torch_sink.sink.passes import Item, Pass
@@ -104,7 +104,7 @@ class Producer:
 
     def bytes_held(self) -> int:
         """Bytes of the batches that wait here or are in use."""
-        return sum(tensor_bytes(item.leaves) for item in (*self.ready.copy(), self.held) if item is not None)
+        return sum(tensor_bytes(leaves(item.batch)) for item in (*self.ready.copy(), self.held) if item is not None)
 
     def close(self) -> None:
         """Stops the active pass, within seconds. Idempotent."""

@@ -195,7 +195,6 @@ class ByOwnState(Resuming):
     def _enter(self, resume: ResumePoint) -> Pass:
         opener, start = self.opener, resume.start
         opener.forget_workers()
-        opener.prepare_workers(resume.worker_states if opener.sends_snapshots else {})
         # Loading makes the sampler repeat its draws at the beginning of the pass, so the generators are put back to
         # that moment. Afterwards they go on from the moment of the state.
         set_generator_states(self.generators, start.generators)
@@ -205,6 +204,7 @@ class ByOwnState(Resuming):
             self._load(resume.loader_state, draws_again=len(start.generators) == len(self.generators))
         if start.random_state and not resume.random_state:
             set_global_random_state(start.random_state)
+        opener.prepare_workers(resume.worker_states if opener.sends_snapshots else {})
         opened = self._open(start)
         if resume.random_state and not opener.has_workers:
             set_global_random_state(resume.random_state)
@@ -213,8 +213,11 @@ class ByOwnState(Resuming):
     def _open(self, start: PassStart) -> Pass:
         if self.opener.has_workers:
             start = replace(start, random_state=b"")  # the global generators of this process make no batch
-        batches = self.opener.open()
-        self.opener.prepare_workers({})
+        try:
+            batches = self.opener.open()
+        finally:
+            self.opener.prepare_workers({})
+            self.opener.copy.next_iter_state = None  # torchdata's own loaded state, which it keeps after an error
         return Pass(self.opener, start, batches, loader_state=self._state)
 
     def _state(self) -> dict[str, Any]:

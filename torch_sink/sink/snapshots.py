@@ -150,7 +150,7 @@ class ReportingQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]
 
 
 class StatefulReportingQueue(ReportingQueue):
-    """That of torchdata's workers, which send (number, (batch or exception, worker, state of the worker))."""
+    """The queue of torchdata's workers, whose items are (number, (batch or exception, worker, worker's state))."""
 
     def failure(self, error: Exception, content: Any) -> Any:
         batch, worker, _ = content  # the state may be what cannot be pickled

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -290,7 +290,7 @@ class Batches(Iterator[Any]):
     def __init__(self, loader: Any, life: Life, traversal: Traversal, slots: Slots, iteration: int) -> None:
         self.loader: Any = loader
         self.iteration = iteration
-        self.leaves: Sequence[Any] = ()  # of the batch that was given last
+        self.given: tuple[Any, list[Any] | None] = None, None  # the latest batch and its leaves, where known
         self._life, self._traversal, self._slots = life, traversal, slots
 
     def __next__(self) -> Any:
@@ -300,13 +300,16 @@ class Batches(Iterator[Any]):
             raise SinkError(self._life.ended)
         if here.watches and not here.allowances:
             return self._next_unwatched()
+        self.given = None, None  # or the batch would be kept while the next one is made
         try:
             item = self._traversal.next_item(self.iteration)
         except StopIteration:
-            self.loader, self.leaves = None, ()
+            self.loader = None
             raise
-        self.leaves = item.leaves
-        return self._slots.open(item.slot, item.batch)
+        batch = self._slots.open(item.slot, item.batch)
+        # A batch that is given back comes again, and the consumer may have put other tensors into it by then.
+        self.given, item.leaves = (batch, item.leaves), None
+        return batch
 
     @host_sync_allowed()
     def _next_unwatched(self) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -76,27 +76,72 @@ def test_a_compiled_step_looks_through_no_batch(monkeypatch: pytest.MonkeyPatch)
     assert "mode: compile" in loop.explain()
 
 
-class Doubled(SinkLoader):
+class Reversed(SinkLoader):
     """Changes its batches on the way to the loop."""
 
     def __iter__(self) -> Iterator[Any]:
         for batch in super().__iter__():
-            batch["inputs"] = batch["inputs"] * 2
+            batch["inputs"] = batch["inputs"].flip(0)
             yield batch
 
 
-def double(context: Any) -> None:
+class Wrapped:
+    """Passes on all but the batches of an iterator, which it changes: in place, or in a container of its own."""
+
+    def __init__(self, iterator: Iterator[Any], change: Callable[[Any], Any]) -> None:
+        self.iterator, self.change = iterator, change
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self.change(next(self.iterator))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.iterator, name)
+
+
+def doubled(batch: Any) -> Any:
+    return Counted(inputs=torch.cat([batch["inputs"]] * 2), labels=torch.cat([batch["labels"]] * 2))
+
+
+def double_in_place(batch: Any) -> Any:
+    batch.update(doubled(batch))
+    return batch
+
+
+@pytest.mark.parametrize("change", [doubled, double_in_place])
+def test_an_iterator_of_a_subclass_is_not_asked_for_what_its_batches_hold(change: Callable[[Any], Any]) -> None:
+    class Changing(SinkLoader):
+        def epoch(self, batches: int | None) -> Any:
+            return Wrapped(super().epoch(batches), change)
+
+    with Changing(counted_batches(), device="cpu") as loader:
+        history = make_loop("eager", "cpu").run(loader)
+    assert history.samples == 2 * sum(len(batch["labels"]) for batch in counted_batches())
+
+
+def reverse(context: Any) -> None:
     batch = context.original_args().train_dataset_element
-    batch["inputs"] = batch["inputs"] * 2
+    batch["inputs"] = batch["inputs"].flip(0)
 
 
-@pytest.mark.parametrize("place", ["loader", "callback"])
+def reverse_and_fail(context: Any) -> None:
+    reverse(context)
+    raise KeyError("a callback")
+
+
+@pytest.mark.parametrize("place", ["loader", "callback", "callback that fails"])
 def test_what_is_put_into_a_batch_later_is_what_the_step_trains_on(fake_cuda: FakeCuda, place: str) -> None:
     """A graph reads the slots, which do not hold it."""
     loops = {mode: make_loop(mode, "cuda", steps_per_sync=1) for mode in ("graph", "eager")}
     for loop in loops.values():
-        with (Doubled if place == "loader" else SinkLoader)(counted_batches()) as loader:
-            loop.run(loader, callbacks=[] if place == "loader" else [LambdaCallback(on_train_step_begin=double)])
+        with (Reversed if place == "loader" else SinkLoader)(counted_batches(), batches_per_epoch=STEPS) as loader:
+            if place == "callback that fails":  # its batch is given back, and is the first one of the second epoch
+                loop.run(loader)
+                with pytest.raises(KeyError, match="a callback"):
+                    loop.run(loader, callbacks=[LambdaCallback(on_train_step_begin=reverse_and_fail)])
+            loop.run(loader, callbacks=[LambdaCallback(on_train_step_begin=reverse)] if place == "callback" else [])
     graph, eager = loops["graph"], loops["eager"]
     assert_equal_training((graph.model, graph.optimizer), (eager.model, eager.optimizer))
     assert "mode: graph" in graph.explain()

@@ -24,6 +24,7 @@ from torch.utils.data import (
 )
 
 from torch_sink.sink import SinkLoader
+from torch_sink.sink.openers import DataLoaderOpener
 
 BATCHES_PER_PASS = 6
 TOTAL = 20
@@ -413,6 +414,44 @@ def test_stateful_data_loader_brings_its_own_state(num_workers: int, persistent:
     with fresh() as loader:
         loader.load_state_dict(state)
         torch.testing.assert_close(consume(loader, BATCHES_PER_PASS + 2), expected, rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("is_stateful", [False, True])
+def test_a_start_of_workers_that_failed_leaves_no_draws_of_the_loaded_state(
+    monkeypatch: pytest.MonkeyPatch, is_stateful: bool
+) -> None:
+    """The next pass is begun anew, so its workers are seeded as those of any other."""
+    kind: Any = DataLoader
+    if is_stateful:
+        stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="needs the extra 'stateful' (torchdata)")
+        kind = stateful.StatefulDataLoader
+
+    def fail(opener: DataLoaderOpener) -> None:
+        raise OSError("cannot fork")
+
+    def fresh() -> SinkLoader:
+        return SinkLoader(kind(Augmented(), batch_size=4, num_workers=2))
+
+    def whole_pass(loader: SinkLoader) -> list[torch.Tensor]:
+        torch.manual_seed(5)
+        random.seed(5)
+        numpy.random.seed(5)
+        return consume(loader, BATCHES_PER_PASS)
+
+    with fresh() as loader:
+        consume(loader, 3)
+        state = loader.state_dict()
+    with fresh() as loader:
+        loader.load_state_dict(state)
+        with monkeypatch.context() as patch:
+            patch.setattr(DataLoaderOpener, "open", fail)
+            with pytest.raises(OSError, match="cannot fork"):
+                iter(loader)
+        loader.restart()
+        given = whole_pass(loader)
+    with fresh() as loader:
+        torch.testing.assert_close(given, whole_pass(loader), rtol=0, atol=0)
 
 
 def shuffled(kind: str, generator: torch.Generator | None) -> dict[str, Any]:
