@@ -41,7 +41,7 @@ class JpegFile(NamedTuple):
 
     Attributes:
         source: the file; its header has a scan that the kernels cover.
-        scan: that scan.
+        scan: the scan in the header.
         cuts: first byte of each piece of the file, then its length. A piece ends with a marker of two bytes: a restart
             marker, or the end of the image. The first piece begins with the header.
     """
@@ -141,7 +141,7 @@ class Chunks:
     def add(
         self, chunk: bytes | memoryview, alignment: int = ALIGNMENT_BYTES, spare: int = 0, lead: int = 0
     ) -> tuple[int, int]:
-        """Adds a chunk behind `spare` bytes, its byte `lead` at a multiple of the alignment.
+        """Adds a chunk after `spare` bytes, its byte `lead` at a multiple of the alignment.
 
         Returns:
             Begin and end of the chunk, in bytes.

@@ -56,7 +56,7 @@ class JpegDecoder:
     Args:
         batch: the files to decode.
         inputs: inputs of this batch; the kernels run on their device.
-        shape: of the lanes; the batch was made with its `bits`.
+        shape: shape of the lanes; the batch was made with its `bits`.
         tile: how much a program of the pixel kernels makes; the batch was made with it. Default: this device's.
         pixels: uint8 [batch.pixels_bytes], written to; by default new memory.
 
@@ -154,7 +154,7 @@ def decode_jpegs(
         sources: the files.
         boxes: the part of each image that is wanted; None for all of it.
         device: where to decode; the CPU in a process with Triton's interpreter.
-        shape: of the lanes; by default chosen for the size of the batch.
+        shape: shape of the lanes; by default chosen for the size of the batch.
 
     Returns:
         The pixels of each image, planes of channels; None where a check failed, and libjpeg has to decode the file.

@@ -36,7 +36,7 @@ _RGB_IDENTIFIERS = b"RGB"
 _HUFFMAN = frozenset(kind | number for kind in (DC, AC) for number in range(4))
 _LONGEST_TABLE = 2 + 17 + 256  # of a segment with one table: its length, a kind, counts, symbols
 _WORDS_OF_A_CODE = tuple(1 << (16 - bits) for bits in range(1, 17))
-_YCC = 1  # in an Adobe marker
+_YCC = 1  # the color transform in an Adobe marker
 
 
 # The luma's sampling; then the kinds of the quantization, DC and AC tables, one for each component.

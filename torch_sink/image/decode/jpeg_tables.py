@@ -44,7 +44,7 @@ class JpegBatch(NamedTuple):
     windows: int  # int32 [images, WINDOW_COLUMNS]
     # Sizes.
     stream_bytes: int  # from the first segment to 16 bytes after the last
-    image_rows: int  # of the images and of the windows
+    image_rows: int  # rows of the images, and of the windows
     segment_rows: int
     quantization_rows: int
     huffman_rows: int
@@ -66,10 +66,10 @@ class JpegPlan(NamedTuple):
 
     size: int  # bytes of the block up to the end of the files' tables
     batches: tuple[JpegBatch, ...]  # the files, in order, in batches that fit into a launch
-    shape: LaneShape  # of the lanes
+    shape: LaneShape  # shape of the lanes
     tile: TileShape  # how much a program of the pixel kernels makes
     encoded_bytes: int  # in all segments
-    pixels_bytes: int  # for the pixels of all boxes, batch behind batch
+    pixels_bytes: int  # for the pixels of all boxes, batch after batch
 
 
 def plan_jpegs(
@@ -81,7 +81,7 @@ def plan_jpegs(
         files: the files of a block, at least one.
         boxes: int32 [files, 4], left, top, width, height of the part of each image to decode, in pixels.
         write: appends an array to the block and returns its first byte, a multiple of 16.
-        shape: of the lanes; by default chosen for the size of the batch.
+        shape: shape of the lanes; by default chosen for the size of the batch.
 
     Returns:
         The plan, and int64 [files, 4]: bytes from the first of all pixels to where pixel (0, 0) of each image would lie

@@ -54,7 +54,7 @@ class Provider:
         """Pixels of every image, or its error, in order.
 
         Args:
-            sources: what to decode.
+            sources: the images to decode.
             device: where the pixels are wanted.
             boxes: the part of each image that is needed, None for all of it; a provider may return more.
         """
@@ -245,7 +245,7 @@ def decode_sources(
     """Decodes a ragged batch; an image that the best provider cannot take goes to the next one.
 
     Args:
-        sources: what to decode.
+        sources: the images to decode.
         device: where the pixels are wanted; a provider may leave them on the host.
         provider: name of the provider to begin with, as in `candidates`. A provider that is named is used even where
             its pixels differ from Pillow's.

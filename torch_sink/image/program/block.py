@@ -31,7 +31,7 @@ class Packed:
     Args:
         blob: uint8 [bytes], every file, the arrays of the program, every pixel array, finished tensor, and tensor among
             the arguments of calls, one after the other; shared memory in a worker.
-        contents: what lies where in it, and the calls; None where they are still pickled in the blob.
+        contents: places of the sources in it, and the calls; None where these are still pickled in the blob.
         sealed: begin and end of the pickled contents in the blob; None where it was not made in a worker.
     """
 
@@ -41,7 +41,7 @@ class Packed:
 
     @property
     def contents(self) -> Contents:
-        """What lies where in the blob, and the calls; unpickled at the first use."""
+        """Places of the sources in the blob, and the calls; unpickled at the first use."""
         opened = self._contents
         if opened is None:
             assert self._sealed is not None

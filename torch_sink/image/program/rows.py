@@ -24,7 +24,7 @@ class Rows:
     """The rows of a batch.
 
     Args:
-        plans: of each image; equal images may share one.
+        plans: one for each image; equal images may share one.
         sources: number of the decoded image that each begins with.
         results: row of the result that each becomes.
 
@@ -48,7 +48,7 @@ class Rows:
         tables = Tables(plans, first_atoms.tolist(), atoms)
         runs = _joined([plan.runs for plan in plans], np.int64, run_column.RUN_COLUMNS)
         stages = _joined([plan.stages for plan in plans], np.int64, STAGE_COLUMNS)
-        stage: Any = Stage._make(stages.T)  # of each field, [jobs]
+        stage: Any = Stage._make(stages.T)  # each field is an array [jobs]
 
         lengths, image_of_run = runs[:, run_column.LENGTH], np.repeat(np.arange(len(plans)), counts[:, 2])
         run_of_job, beginning = np.repeat(np.arange(len(runs)), lengths), lengths.cumsum() - lengths
@@ -124,7 +124,7 @@ def _statistics(
         read: [jobs], the job whose output is that input.
         tails: [jobs], the row of the atom that needs them.
         tables: grows by a table for each statistic.
-        atoms: written to: where these tables lie.
+        atoms: written to: the places of these tables.
     """
     waits = np.flatnonzero(measured)
     if not len(waits):

@@ -28,12 +28,12 @@ class Stage(NamedTuple):
         values: the VALUES atom by which the head reads bytes as floats, or -1.
         head: the gather, or -1.
         begin, end: the atoms after the head.
-        source_kind: what it reads, BYTES, FLOATS or VALUED.
-        target_kind: what it leaves in the workspace, BYTES or FLOATS.
+        source_kind: kind of the values that it reads: BYTES, FLOATS or VALUED.
+        target_kind: kind of the values that it leaves in the workspace: BYTES or FLOATS.
         top: the largest value where the atoms after the head begin: 255 for bytes, 1 for floats.
         measured: how many channels of its input need a statistic first.
         is_heavy: it needs the heavy variant of the kernel, wherever it writes.
-        down: where this is a horizontal pass, the vertical one that follows and whose rows alone it makes; or -1.
+        down: for a horizontal pass, the vertical pass that follows; only the rows which that reads are made; or -1.
     """
 
     values: int = -1

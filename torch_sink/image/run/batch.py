@@ -1,4 +1,4 @@
-"""LazyBatch: what `default_collate` makes of handles: packed bytes and the calls recorded on each image."""
+"""LazyBatch, which `default_collate` makes of handles: packed bytes and the calls recorded on each image."""
 
 from __future__ import annotations
 
