@@ -59,7 +59,8 @@ def section(report: Report) -> str:
 def support_section(report: Report) -> str:
     """The body of the section on the rows of the support table: those that cost most."""
     parts = []
-    for (way, side), (size, results) in itertools.product(WAYS.items(), report["support_cost"].items()):
+    measured = {size: results for size, results in report["support_cost"].items() if results}
+    for (way, side), (size, results) in itertools.product(WAYS.items(), measured.items()):
         ordered = worst(results, side, len(results))
         above = sum(result[side]["p50"] > AT_MOST for _, result in ordered)
         lines = [[name, f"{result['stock_us']:.0f}", of_rounds(result[side], 2)] for name, result in ordered[:10]]
