@@ -33,11 +33,12 @@ _NOTE = (
 
 
 class Side(NamedTuple):
-    """A side of the comparison: the image backend, its device, and the number of workers, 0 for this process."""
+    """A side of the comparison: the image backend with its options, and the number of workers, 0 for this process."""
 
     backend: str
     device: str | None = None
     workers: int = 1
+    on_decode_error: str = "raise"
 
 
 # With "meta", samples are recorded as on a machine with a GPU, but no pixels are made.
@@ -82,7 +83,7 @@ def in_turns(sides: Mapping[str, Callable[[int], float]], rounds: int) -> dict[s
 
 def milliseconds(pipeline: Pipeline, side: Side, images: int, seed: int) -> float:
     """CPU milliseconds per sample of one side."""
-    with torch_sink.image_backend(side.backend, device=side.device):
+    with torch_sink.image_backend(side.backend, device=side.device, on_decode_error=side.on_decode_error):
         return 1000 * worker_seconds(pipeline, images, seed, workers=side.workers)
 
 
@@ -176,17 +177,12 @@ def measured_beside_stock(
     Raises:
         ValueError: the pipeline raises.
     """
-
-    def ours(seed: int) -> float:
-        with torch_sink.image_backend("device", device=device, on_decode_error=on_decode_error):
-            return 1000 * worker_seconds(pipeline, images, seed)
-
+    compared = {"stock": SIDES["stock"], "torch_sink": Side("device", device, on_decode_error=on_decode_error)}
+    sides = {name: partial(milliseconds, pipeline, side, images) for name, side in compared.items()}
     try:
-        found = summary(
-            in_turns({"stock": partial(milliseconds, pipeline, SIDES["stock"], images), "torch_sink": ours}, rounds)
-        )
+        found = summary(in_turns(sides, rounds))
     except ValueError as error:  # for instance, stock code has no policy for broken files
-        return ours(1) / 1000, f"Stock code cannot be measured beside it: {error}."
+        return sides["torch_sink"](1) / 1000, f"Stock code cannot be measured beside it: {error}."
     return found["torch_sink_ms"]["p50"] / 1000, said_of_recording(found)
 
 

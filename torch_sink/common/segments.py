@@ -35,7 +35,7 @@ MOST_SEGMENTS = 16  # of a worker: fewer batches are under way, but a program ma
 IDLE_BATCHES = 64  # a segment that was not needed for so many batches is given up
 # Capacity of a segment, in sizes of its first batch; the system allocates only the part that is used.
 ROOM = 2
-MOST_COPIED_BYTES = 1 << 16  # what is smaller costs less in the message itself
+MOST_BYTES_IN_MESSAGE = 1 << 16  # what is smaller costs less in the message itself
 HEADER_BYTES = mmap.PAGESIZE
 IN_USE, GIVEN_UP, KEY = 0, 1, 2  # the words of a segment's header
 
@@ -87,7 +87,7 @@ class _Pool:
 
     def allocate(self, size: int) -> torch.Tensor | None:
         """Memory in a free segment, or memory of its own if it is small, uint8 [size]; None if there is none."""
-        if self.most and size <= MOST_COPIED_BYTES:
+        if self.most and size <= MOST_BYTES_IN_MESSAGE:
             return torch.empty(size, dtype=torch.uint8, device="cpu")
         lease = Lease()
         with self._lock:

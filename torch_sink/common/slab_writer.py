@@ -87,14 +87,18 @@ def send_small_tensors_by_value() -> None:
 def _reduce_alone(tensor: torch.Tensor) -> Any:
     """As torch, but by value where the tensor is small and shares memory with no other one."""
     is_ordinary = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_quantized
-    if is_ordinary and 0 < tensor.nbytes <= segments.MOST_COPIED_BYTES and tensor.is_contiguous():
+    if is_ordinary and 0 < tensor.nbytes <= segments.MOST_BYTES_IN_MESSAGE and tensor.is_contiguous():
         storage = tensor.untyped_storage()
         users = torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined]
         is_alone = users == 2 and storage.nbytes() == tensor.nbytes and not storage.is_shared()
         if is_alone and not (tensor.requires_grad or tensor.is_neg() or tensor.is_conj()):
-            values = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)  # type: ignore[call-overload]
-            return tensor_alone, (values.numpy().tobytes(), tuple(tensor.shape), tensor.dtype)
+            return tensor_alone, (_bytes_of(storage), tuple(tensor.shape), tensor.dtype)
     return reductions.reduce_tensor(tensor)
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> bytes:
+    values = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)  # type: ignore[call-overload]
+    return values.numpy().tobytes()
 
 
 def _is_on_host(leaf: Any) -> bool:
@@ -219,8 +223,7 @@ class _Writer:
         if not 0 < storage.nbytes() <= MOST_COPIED_BYTES or storage.is_shared():
             return reductions.reduce_tensor(tensor)
         if address not in copies:
-            values = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)  # type: ignore[call-overload]
-            copies[address] = len(copies), values.numpy().tobytes()
+            copies[address] = len(copies), _bytes_of(storage)
         return tensor_of, (*copies[address], *layout, tensor.dtype)
 
     def _find(self, address: int) -> tuple[int, int]:

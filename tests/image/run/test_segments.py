@@ -169,7 +169,7 @@ def lies_in_segment(batch: Any) -> bool:
 
 def as_if_large(worker: int) -> None:
     """In a worker: what is small would travel in messages."""
-    segments.MOST_COPIED_BYTES = 1 << 8  # labels
+    segments.MOST_BYTES_IN_MESSAGE = 1 << 8  # labels
 
 
 def loader_of(dataset: Any = None, **settings: Any) -> DataLoader:

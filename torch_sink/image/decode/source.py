@@ -137,8 +137,12 @@ def made_here(source: Source, ops: tuple[Op, ...]) -> tuple[Source, tuple[Op, ..
             made = replay(source.decode(), ops[:count], in_place=True)
     except DecodeError:
         return source, ops
-    kind = FinishedSource if isinstance(made, torch.Tensor) else PixelSource
-    return kind(made, source.path), ops[count:]
+    return source_of(made, source.path), ops[count:]
+
+
+def source_of(made: torch.Tensor | Image.Image, path: str) -> Source:
+    """The source of an ordinary tensor or Pillow image that was made of a file."""
+    return FinishedSource(made, path) if isinstance(made, torch.Tensor) else PixelSource(made, path)
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:

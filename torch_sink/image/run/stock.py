@@ -12,7 +12,7 @@ from torch_sink.errors import DecodeError
 from torch_sink.image.core.fallback import executing
 from torch_sink.image.core.ops import STOCK, Op, count_before_values, replay
 from torch_sink.image.core.transfer import transfer
-from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource, Source
+from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource, Source, source_of
 from torch_sink.image.program.program import Made, Program, Wanted, survivors
 
 
@@ -149,8 +149,7 @@ def decoded_once(images: Sequence[Any]) -> list[tuple[Source, tuple[Op, ...]]]:
             common = _common([image.lazy_ops for image in alike])
             with executing():
                 made = replay(source.decode(), common)
-            kind = FinishedSource if isinstance(made, torch.Tensor) else PixelSource
-            begun[key] = kind(made, source.path), len(common)
+            begun[key] = source_of(made, source.path), len(common)
     found = [(*begun[id(image.lazy_source)], image.lazy_ops) for image in images]
     return [(source, ops[done:]) for source, done, ops in found]
 
