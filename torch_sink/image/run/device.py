@@ -88,17 +88,17 @@ def places_of(images: Sequence[Decoded | DecodeError], memory: torch.Tensor) -> 
     """Returns where images lie on the device; copies those on the host there in one transfer.
 
     Args:
-        images: for an error, all of its pixels are the first byte of the memory.
+        images: for an error, all of its pixels are one zero.
         memory: uint8 [bytes], on the device.
 
     Returns:
         int64 [images, PLACE_COLUMNS], from the first byte of the memory; and the tensors that hold the pixels.
     """
-    places = np.zeros((len(images), 4), np.int64)
-    there = [(at, image) for at, image in enumerate(images) if isinstance(image, Decoded)]
-    owners = _sent([image.pixels.as_strided((image.pixels.numel(),), (1,)) for _, image in there], memory.device)
-    for (at, image), owner in zip(there, owners, strict=True):
-        places[at] = image.place
+    places = np.empty((len(images), 4), np.int64)
+    pixels = [image.pixels if isinstance(image, Decoded) else torch.zeros(1, dtype=torch.uint8) for image in images]
+    owners = _sent([each.as_strided((each.numel(),), (1,)) for each in pixels], memory.device)
+    for at, (image, owner) in enumerate(zip(images, owners, strict=True)):
+        places[at] = image.place if isinstance(image, Decoded) else 0
         places[at, 0] += owner.data_ptr() - memory.data_ptr()
     return places, owners
 
