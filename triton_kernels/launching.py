@@ -77,13 +77,7 @@ class Launcher:
             numbers: the arguments that are int32 numbers.
             constants: the compile-time constants, in the order of the arguments.
         """
-        values = constants.values()
-        key = self._key(tensors, numbers, values)
-        compiled = self._compiled.get(key)
-        if compiled is not None:
-            compiled[(*grid, 1, 1)[:3]](*tensors, *numbers, *values)
-        else:
-            self._launch_first(key, grid, numbers, constants, *tensors)
+        self.prepared(grid, tensors, numbers, **constants)(*tensors)
 
     def prepared(
         self, grid: Sequence[int], tensors: Sequence[torch.Tensor], numbers: tuple[int, ...] = (), **constants: Any
@@ -91,24 +85,17 @@ class Launcher:
         """A function that launches the kernel with these tensors, or with others of the same types and alignment."""
         rest = (*numbers, *constants.values())
         key = self._key(tensors, numbers, constants.values())
-        compiled = self._compiled.get(key)
-        if compiled is None:
-            return functools.partial(self._launch_first, key, grid, numbers, constants)
-        launch = compiled[(*grid, 1, 1)[:3]]
-        return lambda *tensors: launch(*tensors, *rest)
+        if (compiled := self._compiled.get(key)) is not None:
+            launch = compiled[(*grid, 1, 1)[:3]]
+            return lambda *tensors: launch(*tensors, *rest)
 
-    def _launch_first(
-        self,
-        key: tuple[Any, ...],
-        grid: Sequence[int],
-        numbers: tuple[int, ...],
-        constants: dict[str, Any],
-        *tensors: torch.Tensor,
-    ) -> None:
-        options = compiler_options(self._warps, self._registers)
-        compiled = self._kernel[grid](*tensors, *numbers, **constants, **options)
-        if key and isinstance(compiled, CompiledKernel):
-            self._compiled[key] = compiled
+        def launch_first(*tensors: torch.Tensor) -> None:
+            options = compiler_options(self._warps, self._registers)
+            compiled = self._kernel[grid](*tensors, *numbers, **constants, **options)
+            if key and isinstance(compiled, CompiledKernel):
+                self._compiled[key] = compiled
+
+        return launch_first
 
     def _key(
         self, tensors: Sequence[torch.Tensor], numbers: tuple[int, ...], constants: Iterable[Any]
@@ -148,14 +135,15 @@ def allocated(parts: Sequence[tuple[tuple[int, ...], torch.dtype]], device: torc
     ]
 
 
-@triton.jit
-def _nothing():
-    pass
+@triton.jit  # type: ignore[untyped-decorator]
+def probe_kernel(values):  # type: ignore[no-untyped-def]
+    """Writes 1 to values[0], uint8: the smallest kernel, to test whether kernels can be launched."""
+    tl.store(values, 1)
 
 
 def is_interpreted() -> bool:
     """Whether Triton's interpreter runs kernels; it takes time per operation, so large tiles are faster there."""
-    return not isinstance(_nothing, JITFunction)
+    return not isinstance(probe_kernel, JITFunction)
 
 
 class Variant(NamedTuple):
@@ -190,9 +178,3 @@ class Variant(NamedTuple):
         """Name of every argument -> Triton's type."""
         numbers = [name for name in self.kernel.arg_names if name in _NUMBERS]
         return {**self.pointers, **dict.fromkeys(numbers, "i32"), **dict.fromkeys(self.constants, "constexpr")}
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def probe_kernel(values):  # type: ignore[no-untyped-def]
-    """Writes 1 to values[0], uint8: the smallest kernel, to test whether kernels can be launched."""
-    tl.store(values, 1)

@@ -8,13 +8,11 @@ point (`jdcolor.c`); gray is Pillow's.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
 from ..launching import Launcher
 from ..pixels import clamp, luminance
-from ..shapes import TileShape
 from .idct import window_of
 from .layout import (
     BOX_HEIGHT,
@@ -196,18 +194,4 @@ def _rgb(luma, cb, cr):
     return clamp(red >> 16, 0, 255), clamp(green >> 16, 0, 255), clamp(blue >> 16, 0, 255)
 
 
-_color = Launcher(color_kernel)
-
-
-def run_color(
-    planes: torch.Tensor,
-    pixels: torch.Tensor,
-    images: torch.Tensor,
-    windows: torch.Tensor,
-    tile_images: torch.Tensor,
-    *,
-    shape: TileShape,
-) -> None:
-    """Launches upsampling and colors of a batch; the arguments are those of `color_kernel`, and as in `run_idct`."""
-    tensors = planes, pixels, images, windows, tile_images
-    _color(tile_images.shape, tensors, BLOCK_Y=shape.rows, BLOCK_X=shape.columns)
+make_pixels = Launcher(color_kernel)

@@ -10,13 +10,11 @@ A thread has a column of a block, and after the first pass a row of it.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
 from ..launching import Launcher
 from ..pixels import clamp
-from ..shapes import TileShape
 from .layout import (
     FIRST_BLOCK,
     FIRST_BLOCK_TILE,
@@ -204,22 +202,4 @@ def _apart(values, BLOCKS: tl.constexpr):
 
 
 WARPS = 2
-_transform = Launcher(idct_kernel, WARPS)
-
-
-def run_idct(
-    coefficients: torch.Tensor,
-    quantization: torch.Tensor,
-    planes: torch.Tensor,
-    images: torch.Tensor,
-    windows: torch.Tensor,
-    tile_images: torch.Tensor,
-    *,
-    shape: TileShape,
-) -> None:
-    """Launches the inverse DCT of a batch; the arguments are those of `idct_kernel`.
-
-    `shape` has to be the one with which the tiles of all windows were counted.
-    """
-    tensors = coefficients, quantization, planes, images, windows, tile_images
-    _transform(tile_images.shape, tensors, BLOCK_ROWS=shape.block_rows, BLOCK_COLUMNS=shape.block_columns)
+make_samples = Launcher(idct_kernel, WARPS)

@@ -11,7 +11,6 @@ test all four at once. Words are stored with reversed bytes, so that the first b
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
@@ -68,19 +67,7 @@ def _tell(owners, count, owner, BLOCK: tl.constexpr):
         tl.store(owners + at, owner + tl.zeros_like(at), mask=at < count)
 
 
-_assign = Launcher(assign_kernel, warps=1)
-
-
-def assign_owners(
-    segments: torch.Tensor,
-    windows: torch.Tensor,
-    lane_segments: torch.Tensor,
-    block_tiles: torch.Tensor,
-    pixel_tiles: torch.Tensor,
-) -> None:
-    """Launches `assign_kernel`, before the stages that work on lanes and tiles; the arguments are the same."""
-    tensors = segments, windows, lane_segments, block_tiles, pixel_tiles
-    _assign(segments.shape[:1], tensors, (len(lane_segments),), BLOCK=BLOCK)
+assign_owners = Launcher(assign_kernel, warps=1)
 
 
 @triton.jit

@@ -6,7 +6,6 @@ resize of floats, `_compute_indices_min_size_weights_aa`, in float32.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
@@ -169,19 +168,4 @@ def prologue_kernel(
 
 
 PROLOGUE_BLOCK = 256
-_prologue = Launcher(prologue_kernel)
-
-
-def run_prologue(
-    work: torch.Tensor,
-    places: torch.Tensor,
-    jobs: torch.Tensor,
-    tables: torch.Tensor,
-    tiles: torch.Tensor,
-    strides: tuple[int, ...],
-    rows_and_columns: tuple[int, int],
-) -> None:
-    """Launches the prologue of a batch; the arguments are those of `prologue_kernel`."""
-    block_y, block_x = rows_and_columns
-    tensors = work, places, jobs, tables, tiles
-    _prologue(work.shape[:1], tensors, strides, BLOCK_Y=block_y, BLOCK_X=block_x, BLOCK=PROLOGUE_BLOCK)
+run_prologue = Launcher(prologue_kernel)

@@ -6,7 +6,6 @@ waits for another one.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
@@ -148,15 +147,4 @@ def statistics_kernel(workspace, jobs, operations, tables, statistics, BLOCK: tl
 
 STATISTICS_BLOCK = 2048
 STATISTICS_WARPS = 8
-_measure = Launcher(statistics_kernel, STATISTICS_WARPS)
-
-
-def run_statistics(
-    workspace: torch.Tensor,
-    jobs: torch.Tensor,
-    operations: torch.Tensor,
-    tables: torch.Tensor,
-    statistics: torch.Tensor,
-) -> None:
-    """Launches the statistics before a stage; the arguments are those of `statistics_kernel`."""
-    _measure(statistics.shape[:1], (workspace, jobs, operations, tables, statistics), BLOCK=STATISTICS_BLOCK)
+run_statistics = Launcher(statistics_kernel, STATISTICS_WARPS)

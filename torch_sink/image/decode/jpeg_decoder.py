@@ -103,17 +103,19 @@ class JpegDecoder:
 
     def decode_coefficients(self) -> None:
         """The first half of `launch`: writes `coefficients` and `status`, and assigns the tiles of the second half."""
-        inputs, tiles = self._inputs, (self._block_tiles, self._pixel_tiles)
-        lanes.assign_owners(inputs.segments, inputs.windows, self._entropy.lane_segments, *tiles)
+        inputs, owners = self._inputs, self._entropy.lane_segments
+        tensors = inputs.segments, inputs.windows, owners, self._block_tiles, self._pixel_tiles
+        lanes.assign_owners(inputs.segments.shape[:1], tensors, (len(owners),), BLOCK=lanes.BLOCK)
         steps = inputs.stream, inputs.images, inputs.segments, inputs.huffman
         entropy.decode_coefficients(*steps, self._entropy, shape=self._shape)
 
     def make_pixels(self) -> None:
         """The second half of `launch`: from `coefficients` to `pixels`."""
         tile, tables = self._tile, (self._inputs.images, self._inputs.windows)
-        steps = self.coefficients, self._inputs.quantization
-        idct.run_idct(*steps, self._planes, *tables, self._block_tiles, shape=tile)
-        color.run_color(self._planes, self.pixels, *tables, self._pixel_tiles, shape=tile)
+        blocks = self.coefficients, self._inputs.quantization, self._planes, *tables, self._block_tiles
+        idct.make_samples(self._block_tiles.shape, blocks, BLOCK_ROWS=tile.block_rows, BLOCK_COLUMNS=tile.block_columns)
+        planes = self._planes, self.pixels, *tables, self._pixel_tiles
+        color.make_pixels(self._pixel_tiles.shape, planes, BLOCK_Y=tile.rows, BLOCK_X=tile.columns)
 
 
 def launch_jpegs(plan: JpegPlan, block: torch.Tensor, pixels: torch.Tensor) -> torch.Tensor:

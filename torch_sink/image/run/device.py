@@ -167,9 +167,9 @@ def run_launches(
     """
     if not program.launches:
         return
-    from torch_sink.triton_kernels.stages.prologue import run_prologue
+    from torch_sink.triton_kernels.stages.prologue import PROLOGUE_BLOCK, run_prologue
     from torch_sink.triton_kernels.stages.stage import run_stage
-    from torch_sink.triton_kernels.stages.statistics import run_statistics
+    from torch_sink.triton_kernels.stages.statistics import STATISTICS_BLOCK, run_statistics
 
     device = target.device
     begin, (last, count, _) = program.arrays["places"][0], program.arrays["tables"]
@@ -194,11 +194,14 @@ def run_launches(
     tiles = values[first_tile:].view(-1, TILE_COLUMNS)
     # Triton launches on the current device, wherever the tensors are.
     with nullcontext() if device.type == "cpu" else torch.accelerator.device_index(device.index):
-        run_prologue(work, places_there, jobs, tables, tiles, target.stride(), program.tile)
+        arrays, (block_y, block_x) = (work, places_there, jobs, tables, tiles), program.tile
+        constants = {"BLOCK_Y": block_y, "BLOCK_X": block_x, "BLOCK": PROLOGUE_BLOCK}
+        run_prologue(work.shape[:1], arrays, target.stride(), **constants)
         for launch in program.launches:
             if launch.statistics_begin < launch.statistics_end:
                 measured = statistics[launch.statistics_begin : launch.statistics_end]
-                run_statistics(memory, jobs, operations, tables, measured)
+                arrays = memory, jobs, operations, tables, measured
+                run_statistics(measured.shape[:1], arrays, BLOCK=STATISTICS_BLOCK)
             run_stage(
                 memory, target, jobs, operations, tables, tiles[launch.begin : launch.end],
                 is_heavy=launch.is_heavy, rows_and_columns=program.tile,
