@@ -62,7 +62,14 @@ def examine() -> list[Finding]:
         checks = (_check_compiled_part, _check_device, _check_kernels, _check_decoder, _check_stages, _check_mode)
         findings += [_run(check) for check in checks]
         findings += [_check_shared_memory()] if os.path.isdir("/dev/shm") else []
-    return findings + [_check_extra(module, purpose) for module, purpose in EXTRAS.items()]
+    for module, purpose in EXTRAS.items():
+        try:
+            release = getattr(importlib.import_module(module), "__version__", "installed")
+            findings.append(Finding(module, "ok", f"{release}, for {purpose}"))
+        except ImportError:
+            said = f"not installed; needed for {purpose}"
+            findings.append(Finding(module, "missing", said, f"pip install {module}"))
+    return findings
 
 
 def oldest_releases() -> dict[str, str]:
@@ -85,7 +92,7 @@ def format_findings(findings: list[Finding]) -> str:
         lines.append(f"{state:8}{subject:{width}}  {detail}")
         lines += [f"{'':8}{'':{width}}  -> {remedy}"] if remedy else []
     broken = sum(finding.state == "broken" for finding in findings)
-    lines.append("\nEverything that is needed works." if not broken else f"\n{broken} broken: see the lines above.")
+    lines.append(f"\n{broken} broken: see the lines above." if broken else "\nEverything that is needed works.")
     return "\n".join(lines)
 
 
@@ -137,11 +144,22 @@ def _check_device() -> Finding:
     from torch_sink.cli.machine import gpu_driver, gpu_name
 
     name = gpu_name()
-    if name is None:
-        if _has_nvidia_driver():
-            return _explain_unusable_gpu()
+    if name is None and not _has_nvidia_driver():
         detail = "none found: pixels are made on the CPU, in the data workers, with the same results"
         return Finding("accelerator", "missing", detail, "nothing to do, unless this machine has a GPU: see nvidia-smi")
+    if name is None:
+        try:
+            torch.cuda.init()
+        except (RuntimeError, AssertionError) as error:
+            detail = f"the driver of an NVIDIA GPU is loaded, but torch cannot use it: {error}".partition("\n")[0]
+            if torch.version.cuda is None:
+                remedy = "install a build of torch for CUDA: https://pytorch.org/get-started"
+            elif "too old" in str(error):
+                remedy = "update the driver, or install torch for an older CUDA"
+            else:
+                remedy = "see nvidia-smi"
+            return Finding("accelerator", "broken", detail, remedy)
+        return Finding("accelerator", "broken", "torch can use CUDA, but sees no GPU", "see CUDA_VISIBLE_DEVICES")
     detail = f"{name} ({torch.accelerator.current_accelerator()})"
     if torch.cuda.is_available():
         major, minor = torch.cuda.get_device_capability()
@@ -152,24 +170,6 @@ def _check_device() -> Finding:
 
 def _has_nvidia_driver() -> bool:
     return os.path.exists("/proc/driver/nvidia/version") or os.path.exists("/dev/nvidiactl")
-
-
-def _explain_unusable_gpu() -> Finding:
-    """Why torch sees no GPU although the driver of one is loaded."""
-    import torch
-
-    try:
-        torch.cuda.init()
-    except (RuntimeError, AssertionError) as error:
-        detail = f"the driver of an NVIDIA GPU is loaded, but torch cannot use it: {error}".partition("\n")[0]
-        if torch.version.cuda is None:
-            remedy = "install a build of torch for CUDA: https://pytorch.org/get-started"
-        elif "too old" in str(error):
-            remedy = "update the driver, or install torch for an older CUDA"
-        else:
-            remedy = "see nvidia-smi"
-        return Finding("accelerator", "broken", detail, remedy)
-    return Finding("accelerator", "broken", "torch can use CUDA, but sees no GPU", "see CUDA_VISIBLE_DEVICES")
 
 
 def _check_kernels() -> Finding:
@@ -307,11 +307,3 @@ def _check_shared_memory() -> Finding:
     if free < SMALL_SHARED_MEMORY_BYTES:
         return Finding("shared memory", "missing", detail, "in a container: docker run --ipc=host or --shm-size=8g")
     return Finding("shared memory", "ok", detail)
-
-
-def _check_extra(module: str, purpose: str) -> Finding:
-    try:
-        found = importlib.import_module(module)
-    except ImportError:
-        return Finding(module, "missing", f"not installed; needed for {purpose}", f"pip install {module}")
-    return Finding(module, "ok", f"{getattr(found, '__version__', 'installed')}, for {purpose}")

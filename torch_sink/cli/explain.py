@@ -23,7 +23,7 @@ from torch_sink.cli.report import Report, Table, bars
 from torch_sink.cli.worker_cost import Cost, cost_of_fallbacks, measured_beside_stock, said_of
 from torch_sink.common import usable_cores
 from torch_sink.damage.report import current_policy
-from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource, Source
+from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource
 from torch_sink.image.handles.kept import said_of_images_in
 from torch_sink.image.handles.tensor import HANDLES
 from torch_sink.image.run.batch import LazyBatch
@@ -114,7 +114,10 @@ def explain(pipeline: Pipeline, device: str | None = None, workers: int | None =
         raise ValueError(f"--workers {count} make no batches; give 1 or more")
     policy = current_policy()  # that of the process, inside `with torch_sink.explain():`
     with torch_sink.image_backend("device", device="meta", on_decode_error=policy):
-        images, tensors = _recorded(pipeline)
+        seed_everything(0)
+        images, _, batch = next(pipeline.batches())
+        leaves = (collate_handles([leaf]) if isinstance(leaf, HANDLES) else leaf for leaf in tree_leaves(batch))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         fallbacks = torch_sink.fallback_report().counts
     place = CPU if chosen == CPU else "meta"
     measured = max(images, MEASURED_IMAGES)
@@ -127,14 +130,6 @@ def explain(pipeline: Pipeline, device: str | None = None, workers: int | None =
     kept = said_of_images_in(pipeline.dataset)
     assumed = workers is None and pipeline.workers == 0
     return Explained(pipeline.name, images, chosen, count, batches, fallbacks, stages, recording, cost, kept, assumed)
-
-
-def _recorded(pipeline: Pipeline) -> tuple[int, list[torch.Tensor]]:
-    """The number of samples and the tensors of a recorded batch; images that the loader leaves apart are collated."""
-    seed_everything(0)
-    images, _, batch = next(pipeline.batches())
-    leaves = (collate_handles([leaf]) if isinstance(leaf, HANDLES) else leaf for leaf in tree_leaves(batch))
-    return images, [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def known_device(name: str | None) -> str:
@@ -151,15 +146,11 @@ def known_device(name: str | None) -> str:
     return known[wanted]
 
 
-def _sources(batches: list[LazyBatch]) -> list[Source]:
-    return [source for batch in batches for source in batch.program.packed.sources()]
-
-
 def _stages(
     worker: Stage, tensors: list[torch.Tensor], batches: list[LazyBatch], images: int, device: str
 ) -> Iterator[Stage]:
     """Yields the stages, with the cost of one image: the amounts of the batch, divided by its images."""
-    sources = _sources(batches)
+    sources = [source for batch in batches for source in batch.program.packed.sources()]
     files = {source.path: len(source.data) for source in sources if isinstance(source, EncodedSource)}
     made = sum(leaf.nbytes for leaf in tensors if not isinstance(leaf, LazyBatch))
     results = made + sum(math.prod(batch.shape) * batch.dtype.itemsize for batch in batches)
@@ -172,30 +163,24 @@ def _stages(
     def stage(name: str, place: str, bytes_in: float, bytes_out: float, seconds: float) -> Stage:
         return Stage(name, place, bytes_in / images, bytes_out / images, seconds / images)
 
+    def seconds_of(launch: Counter[str]) -> float:
+        return machine.microseconds(machine.modeled(launch), gpu) / 1e6
+
     gpu, host = DEVICES[device], costs()["host"]
     at_host = (host["image"] * images + host["launch"] * sum(launches_of(batch).total() for batch in batches)) / 1e6
     by_pillow, seconds_decoding, others = sum(map(_seconds_of_pillow, batches)), 0.0, 0.0
     decoding: Counter[str] = Counter()
     for decoder, *launches in map(features_of_batch, batches):
         decoding += decoder
-        seconds_decoding += _seconds(decoder, gpu)
-        others += sum(_seconds(launch, gpu) for launch in launches)
+        seconds_decoding += seconds_of(decoder)
+        others += sum(map(seconds_of, launches))
     pixels = 3 * decoding["decoded pixel"]
+    held = sum(source.tensor.nbytes for source in sources if isinstance(source, FinishedSource))
+    held += sum(len(source.image.tobytes()) for source in sources if isinstance(source, PixelSource))
     yield stage("host", f"training process; CPU assumed: {host['cpu']}", packed, packed, at_host + by_pillow)
     yield stage("copy", f"PCIe, {gpu.bus:g} GB/s", packed, packed, packed / (gpu.bus * 1e9))
     yield stage("decode", device, decoding["encoded byte"], pixels, seconds_decoding)
-    yield stage("kernels", device, pixels + made + sum(map(_bytes_held, sources)), results, others)
-
-
-def _seconds(launch: Counter[str], gpu: machine.Device) -> float:
-    return machine.microseconds(machine.modeled(launch), gpu) / 1e6
-
-
-def _bytes_held(source: Source) -> int:
-    """Bytes of an image that is copied as pixels or values; 0 for a file."""
-    if isinstance(source, FinishedSource):
-        return source.tensor.nbytes
-    return len(source.image.tobytes()) if isinstance(source, PixelSource) else 0
+    yield stage("kernels", device, pixels + made + held, results, others)
 
 
 def _seconds_of_pillow(batch: LazyBatch) -> float:
@@ -215,10 +200,8 @@ def report_of(found: Explained) -> Report:
     shapes = [f"{str(batch.dtype).removeprefix('torch.')} {list(batch.shape)}" for batch in found.batches]
     where = "the CPU, in the workers" if found.device == CPU else f"an {found.device} (modeled)"
     names = {EncodedSource: "JPEG files", PixelSource: "images decoded by the worker"}
-    kinds = Counter(
-        name for source in _sources(found.batches) for kind, name in names.items() if isinstance(source, kind)
-    )
-    listed = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+    kinds = Counter(type(source) for batch in found.batches for source in batch.program.packed.sources())
+    listed = ", ".join(f"{count} {names[kind]}" for kind, count in kinds.items() if kind in names)
     about = [
         f"a batch of {found.images} samples{': ' if listed else ''}{listed}",
         f"made on {where}; {found.workers} data worker{'s' * (found.workers > 1)}{assumed}",
@@ -267,12 +250,10 @@ def _are_costly(fallbacks: Counter[tuple[str, ...]]) -> bool:
 
 def remedies(fallbacks: Counter[tuple[str, ...]]) -> list[str]:
     """The fallbacks with their counts and remedies, as lines."""
-    listed = fallbacks.most_common()
-    return [
-        line
-        for (operation, reason), count in listed
-        for line in (f"{count} x {operation}: {reason}", f"    -> {remedy_for(reason)}")
-    ]
+    lines = []
+    for (operation, reason), count in fallbacks.most_common():
+        lines += [f"{count} x {operation}: {reason}", f"    -> {remedy_for(reason)}"]
+    return lines
 
 
 def lines_of(title: str, lines: list[str]) -> Table:

@@ -54,32 +54,24 @@ def named(name: str) -> Any:
     except (Exception, SystemExit) as error:  # raised by the user's code
         raise ValueError(said_by(name, error, advice)) from error
     for key in keys:
-        found = _part(found, key, name)
-    return _single(found, name)
-
-
-def _part(holder: Any, key: str, name: str) -> Any:
-    """The value of a dict or list at a key, which may have quotes around it, as in a shell."""
-    parts = _parts(holder)
-    if key.strip("'\"") not in parts:
-        known = f"it holds {', '.join(parts)}" if parts else f"a {type(holder).__name__} holds nothing by names"
-        raise ValueError(f"{name}: there is no [{key}]; {known}")
-    return parts[key.strip("'\"")]
-
-
-def _parts(found: Any) -> dict[str, Any]:
-    if isinstance(found, Mapping):
-        return {str(key): value for key, value in found.items()}
-    return {str(index): value for index, value in enumerate(found)} if isinstance(found, (list, tuple)) else {}
-
-
-def _single(found: Any, name: str) -> Any:
-    """Returns `found`; raises for a dict or a list of loaders, because a list of anything else is a dataset."""
+        parts, given = _parts(found), key.strip("'\"")  # a shell may leave the quotes
+        if given not in parts:
+            known = f"it holds {', '.join(parts)}" if parts else f"a {type(found).__name__} holds nothing by names"
+            raise ValueError(f"{name}: there is no [{key}]; {known}")
+        found = parts[given]
     parts = _parts(found)
+    # A list of anything but datasets and loaders is a dataset.
     if isinstance(found, Mapping) or any(isinstance(part, (DataLoader, Dataset)) for part in parts.values()):
         several = " or ".join(f"--pipeline '{name}[{key}]'" for key in parts)
         raise ValueError(f"{name} holds {len(parts)} of them; name one: {several}" if parts else f"{name} is empty")
     return found
+
+
+def _parts(found: Any) -> dict[str, Any]:
+    """What a dict or list holds, by keys or indices; {} for anything else."""
+    if isinstance(found, (list, tuple)):
+        found = dict(enumerate(found))
+    return {str(key): value for key, value in found.items()} if isinstance(found, Mapping) else {}
 
 
 def _needs_nothing(function: Callable[..., Any]) -> bool:
@@ -117,10 +109,9 @@ def _read_first(module: str, attribute: str) -> None:
     found = _Script(tree)
     if attribute and not found.may_have(attribute):
         raise ValueError(f"{file.name} has no `{attribute}` when it is imported: {_where(found, attribute, module)}")
-    if (work := found.work()) is not None:
-        line, what = work
+    if work := found.work():
         raise ValueError(
-            f"importing {file.name} would {what} (line {line}); nothing was imported. Put that under "
+            f"importing {file.name} would {work}; nothing was imported. Put that under "
             f'`if __name__ == "__main__":`, {_AROUND}'
         )
 
@@ -133,8 +124,8 @@ def _file_of(module: str) -> Path | None:
         if spec is None or (depth > 1 and path is None):
             return None
         path = spec.submodule_search_locations
-    is_source = spec is not None and spec.origin is not None and spec.origin.endswith(".py")
-    return Path(str(spec.origin)) if spec is not None and is_source else None
+    origin = str(spec.origin) if spec is not None else ""
+    return Path(origin) if origin.endswith(".py") else None
 
 
 def _where(script: _Script, name: str, module: str) -> str:
@@ -153,10 +144,12 @@ class _Script:
     """The effects of importing a file, as far as its text shows."""
 
     def __init__(self, tree: ast.Module) -> None:
-        guards = [node for node in tree.body if isinstance(node, ast.If) and _is_main_guard(node.test)]
-        self.body = [node for node in tree.body if node not in guards] + [
-            node for guard in guards for node in guard.orelse
-        ]
+        def asks_name(test: ast.expr) -> bool:
+            return any(isinstance(node, ast.Name) and node.id == "__name__" for node in ast.walk(test))
+
+        guards = [node for node in tree.body if isinstance(node, ast.If) and asks_name(node.test)]
+        self.body = [node for node in tree.body if node not in guards]
+        self.body += [node for guard in guards for node in guard.orelse]
         self.bound = set(_bound_in(self.body))
         self.guarded = set(_bound_in([node for guard in guards for node in guard.body]))
         self.functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
@@ -175,12 +168,10 @@ class _Script:
         called = {call.id for call in calls if isinstance(call, ast.Name)}
         return bool({name, "*", "__getattr__"} & self.bound or {name} & declared or called & _WRITE_NAMES)
 
-    def work(self) -> tuple[int, str] | None:
-        """The line and the description of the first call that trains or reads the command line."""
-        for node in _executed(self.body):
-            if isinstance(node, ast.Call) and (what := self._work_of(node, set())):
-                return node.lineno, what
-        return None
+    def work(self) -> str:
+        """Describes the first call that trains or reads the command line, with its line; "" if there is none."""
+        calls = (node for node in _executed(self.body) if isinstance(node, ast.Call))
+        return next((f"{what} (line {call.lineno})" for call in calls if (what := self._work_of(call, set()))), "")
 
     def _work_of(self, call: ast.Call, seen: set[str]) -> str:
         """Describes a call that trains or reads the command line, also inside functions of this file; else ""."""
@@ -200,10 +191,6 @@ class _Script:
         inside = _executed(self.functions[called.id].body)
         found = (self._work_of(node, {*seen, called.id}) for node in inside if isinstance(node, ast.Call))
         return next((f"call {called.id}(), and so {what}" for what in found if what), "")
-
-
-def _is_main_guard(test: ast.expr) -> bool:
-    return "__name__" in {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
 
 
 def _executed(body: list[ast.stmt]) -> Iterator[ast.AST]:

@@ -90,9 +90,8 @@ class _Watch:
         self.patches.replace(DataLoaderOpener, "open", self._noting(lambda opener: opener.loader))
         self.patches.replace(DataLoader, "__iter__", self._noting(lambda loader: loader))
         if _TORCHDATA in sys.modules:
-            self.patches.replace(
-                sys.modules[_TORCHDATA].StatefulDataLoader, "__iter__", self._noting(lambda loader: loader)
-            )
+            stateful = sys.modules[_TORCHDATA].StatefulDataLoader
+            self.patches.replace(stateful, "__iter__", self._noting(lambda loader: loader))
 
     def _noting(self, loader_of: Callable[[Any], Any]) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
         def make(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -102,7 +101,10 @@ class _Watch:
                     outermost, self.is_inside = not self.is_inside, True  # a SinkLoader reads a copy of its loader
                     try:
                         if outermost:
-                            self._note(loader_of(owner))
+                            loader = loader_of(owner)
+                            self.loaders[id(loader)] = loader
+                            self.passes[id(loader)] += 1
+                            self.backends.add(torch_sink.get_image_backend())
                         return stock(owner)
                     finally:
                         self.is_inside = not outermost
@@ -111,30 +113,21 @@ class _Watch:
 
         return make
 
-    def _note(self, loader: Any) -> None:
-        self.loaders[id(loader)] = loader
-        self.passes[id(loader)] += 1
-        self.backends.add(torch_sink.get_image_backend())
-
     def report(self, device: str | None) -> str:
         """The text of all reports; an error in one of them becomes text, because the program has to go on."""
         if not self.loaders:
             return "torch_sink.explain(): no DataLoader was read inside of the block; put it around the loop"
-        run = command.lines_of("This run", self._about_run())
+        folder, counts = self.before
+        now = ledger.total()[0]
+        fallbacks = now - counts if ledger.folder == folder else now  # those since the block began
+        about = ["fell back to stock code:", *command.remedies(fallbacks)] if fallbacks else ["no fallbacks"]
+        run = command.lines_of("This run", about if fallbacks or "device" in self.backends else [_OFF])
         with self.lock, ledger.set_aside():
             self.is_inside = True  # loaders are read for the report from here on
             loaders = [*self.loaders.values()]
             parts = [self._look(loader, device) for loader in loaders[:_MOST_LOADERS]]
         more = [f"and {len(loaders) - _MOST_LOADERS} more loaders"] if len(loaders) > _MOST_LOADERS else []
         return "\n\n".join([f"{run.title}\n{run.as_text()}", *parts, *more])
-
-    def _about_run(self) -> list[str]:
-        folder, counts = self.before
-        now = ledger.total()[0]
-        fallbacks = now - counts if ledger.folder == folder else now  # those since the block began
-        if "device" not in self.backends and not fallbacks:
-            return [_OFF]
-        return ["fell back to stock code:", *command.remedies(fallbacks)] if fallbacks else ["no fallbacks"]
 
     def _look(self, loader: Any, device: str | None) -> str:
         name = f"{type(loader).__name__} of {type(loader.dataset).__name__}"

@@ -217,20 +217,18 @@ class _Chains:
         def call(compose: Any, *inputs: Any) -> Any:
             is_one = len(inputs) == 1
             for transform in compose.transforms:
-                if not (self.leaves_out and any(transform is each for each in self.found)):
-                    outputs = self._noted(transform, inputs)
-                    inputs = (outputs,) if is_one else outputs
+                is_found = any(transform is each for each in self.found)
+                if is_found and self.leaves_out:
+                    continue
+                fallbacks, calls = ledger.counts.total(), self.calls
+                outputs = transform(*inputs)
+                if ledger.counts.total() > fallbacks and self.calls == calls:  # not a chain around a noted transform
+                    self.calls += 1
+                    self.found += [] if is_found else [transform]
+                inputs = (outputs,) if is_one else outputs
             return inputs[0] if is_one else inputs
 
         return call
-
-    def _noted(self, transform: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
-        fallbacks, calls = ledger.counts.total(), self.calls
-        outputs = transform(*inputs)
-        if ledger.counts.total() > fallbacks and self.calls == calls:  # not a chain around a noted transform
-            self.calls += 1
-            self.found += [] if any(transform is each for each in self.found) else [transform]
-        return outputs
 
 
 def cost_of_fallbacks(pipeline: Pipeline, images: int) -> Cost | None:
@@ -254,7 +252,9 @@ def cost_of_fallbacks(pipeline: Pipeline, images: int) -> Cost | None:
         return None
     finally:
         patches.undo()
-    return Cost([_name_of(transform) for transform in chains.found], with_them, without)
+    # The name of a function, of the function in a `Lambda`, or of a transform's class.
+    names = [getattr(getattr(each, "lambd", each), "__qualname__", type(each).__name__) for each in chains.found]
+    return Cost([str(name).replace("<locals>.", "") for name in names], with_them, without)
 
 
 def said_of(cost: Cost | None) -> str:
@@ -271,9 +271,3 @@ def said_of(cost: Cost | None) -> str:
         "without, a batch's way out of the worker not counted. The difference is the calls, the decoding, and every "
         "transform before them."
     )
-
-
-def _name_of(transform: Any) -> str:
-    """The name of a function, of the function in a `Lambda`, or of a transform's class."""
-    function = getattr(transform, "lambd", transform)
-    return str(getattr(function, "__qualname__", type(transform).__name__)).replace("<locals>.", "")

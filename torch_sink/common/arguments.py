@@ -10,7 +10,11 @@ from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
+# Names of arguments that belong to another call.
 _OF_AN_EVALUATION = ("valid_loader", "val_loader", "test_loader", "eval_dataset", "val_dataset", "validation_data")
+_OF_A_LOADER = ("batch_size", "num_workers", "shuffle", "collate_fn", "drop_last", "sampler", "pin_memory", "transform")
+_OF_A_RUN = ("callbacks", "epochs", "max_steps", "timeline", "epoch", "loader", "train_loader", "train_dataset")
+_GROUPS = {"of_an_evaluation": _OF_AN_EVALUATION, "of_a_loader": _OF_A_LOADER, "of_a_run": _OF_A_RUN}
 # Argument of torch_sink -> its names in other libraries and in other functions of this one, as far as they are spelled
 # too differently for `difflib` to find them.
 _SAME = {
@@ -39,8 +43,6 @@ _SAME = {
     "max_steps": ("steps",),
     "valid_dataset": _OF_AN_EVALUATION,
 }
-_OF_A_LOADER = ("batch_size", "num_workers", "shuffle", "collate_fn", "drop_last", "sampler", "pin_memory", "transform")
-_OF_A_RUN = ("callbacks", "epochs", "max_steps", "timeline", "epoch", "loader", "train_loader", "train_dataset")
 
 
 def explains_other_names(**places: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -49,8 +51,9 @@ def explains_other_names(**places: str) -> Callable[[Callable[P, R]], Callable[P
     A keyword-only argument given by position is a TypeError that names the keywords.
 
     Args:
-        places: argument -> the advice for one that belongs to another function.
+        places: argument, or a key of `_GROUPS` -> the advice for one that belongs to another function.
     """
+    advice_for = {name: text for place, text in places.items() for name in _GROUPS.get(place, (place,))}
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         parameters = inspect.signature(function).parameters
@@ -66,7 +69,7 @@ def explains_other_names(**places: str) -> Callable[[Callable[P, R]], Callable[P
                     close = difflib.get_close_matches(name, known, n=1)
                     advice = f"did you mean {close[0]}=?" if close else f"its arguments are {', '.join(known)}"
                     advice = f"pass {meant[name]}=" if name in meant else advice
-                    raise TypeError(f"{owner} has no argument {name!r}; {places.get(name, advice)}")
+                    raise TypeError(f"{owner} has no argument {name!r}; {advice_for.get(name, advice)}")
             if to_name and len(args) > len(parameters) - len(to_name):
                 names = ", ".join(f"{name}=" for name in to_name)
                 raise TypeError(f"{owner} got an argument without a name that needs one: {names}")
@@ -99,18 +102,3 @@ def takes_options_of(owner: Callable[..., Any], **names: str | None) -> Callable
         return function
 
     return decorate
-
-
-def loader_places(text: str) -> dict[str, str]:
-    """The `places` of arguments that belong to the DataLoader, all with the advice `text`."""
-    return dict.fromkeys(_OF_A_LOADER, text)
-
-
-def evaluation_places(text: str) -> dict[str, str]:
-    """The `places` of loaders to evaluate on, all with the advice `text`."""
-    return dict.fromkeys(_OF_AN_EVALUATION, text)
-
-
-def run_places(text: str) -> dict[str, str]:
-    """The `places` of arguments that belong to the call that trains, all with the advice `text`."""
-    return dict.fromkeys(_OF_A_RUN, text)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_sink.common.arguments import evaluation_places, explains_other_names, run_places, takes_options_of
+from torch_sink.common.arguments import explains_other_names, takes_options_of
 from torch_sink.loop.callbacks import Callback, LambdaCallback, RunContext, check_callbacks, older_events
 from torch_sink.loop.controls import Evaluation, check_epochs
 from torch_sink.loop.core import arguments as check
@@ -43,7 +43,7 @@ class Model:
     """
 
     @explains_other_names(
-        **run_places("it belongs to the call: Model(...).train(epoch, train_dataset, callbacks=[...])"),
+        of_a_run="it belongs to the call: Model(...).train(epoch, train_dataset, callbacks=[...])",
         sink_size="it belongs to the call: Model(...).train(epoch, train_dataset, sink_size=...)",
         dataset_sink_mode="it belongs to the call: Model(...).train(epoch, train_dataset, dataset_sink_mode=...)",
         valid_dataset="it belongs to the call: Model(...).fit(epoch, train_dataset, valid_dataset)",
@@ -107,7 +107,7 @@ class Model:
         return self._loop
 
     @explains_other_names(
-        **evaluation_places("it belongs to fit: Model(...).fit(epoch, train_dataset, valid_dataset)"),
+        of_an_evaluation="it belongs to fit: Model(...).fit(epoch, train_dataset, valid_dataset)",
         timeline="record it by: with torch_sink.timeline(path): Model(...).train(...)",
     )
     def train(

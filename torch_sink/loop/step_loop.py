@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torch_sink.common.arguments import evaluation_places, explains_other_names, loader_places, run_places
+from torch_sink.common.arguments import explains_other_names
 from torch_sink.loop.callbacks import Callback, check_callbacks
 from torch_sink.loop.core import arguments as check
 from torch_sink.loop.core.history import Progress, RunHistory
@@ -66,7 +66,7 @@ class StepLoop:
     """
 
     @explains_other_names(
-        **run_places("it belongs to the run: StepLoop(...).run(loader, epochs=..., callbacks=[...], max_steps=...)"),
+        of_a_run="it belongs to the run: StepLoop(...).run(loader, epochs=..., callbacks=[...], max_steps=...)",
         metrics="it belongs to an evaluation: StepLoop(...).evaluate(loader, metrics=...)",
     )
     @host_sync_allowed()
@@ -133,8 +133,8 @@ class StepLoop:
         return self.state.progress
 
     @explains_other_names(
-        **evaluation_places("it belongs to a callback: run(loader, callbacks=[torch_sink.Evaluation(valid_loader)])"),
-        **loader_places("it belongs to the loader: run(DataLoader(dataset, batch_size=...))"),
+        of_an_evaluation="it belongs to a callback: run(loader, callbacks=[torch_sink.Evaluation(valid_loader)])",
+        of_a_loader="it belongs to the loader: run(DataLoader(dataset, batch_size=...))",
     )
     def run(
         self,

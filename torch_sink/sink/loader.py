@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torch_sink.common import reference
-from torch_sink.common.arguments import explains_other_names, loader_places
+from torch_sink.common.arguments import explains_other_names
 from torch_sink.common.integrations import is_only_checked, warn_if_unsharded
 from torch_sink.common.random_state import Draws
 from torch_sink.errors import SinkError
@@ -75,7 +75,7 @@ class SinkLoader:
         [0.0, 6.0]
     """
 
-    @explains_other_names(**loader_places("it belongs to the loader: SinkLoader(DataLoader(dataset, batch_size=...))"))
+    @explains_other_names(of_a_loader="it belongs to the loader: SinkLoader(DataLoader(dataset, batch_size=...))")
     @host_sync_allowed()
     def __init__(
         self,
