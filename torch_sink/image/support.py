@@ -77,31 +77,23 @@ def _other_transforms(module: ModuleType, size: tuple[int, int]) -> dict[str, li
     values = 3 * size[0] * size[1]
     linear = [sample(torch.eye(values), torch.zeros(values))] if values <= _LARGEST_MATRIX else []
     flip = module.RandomHorizontalFlip(p=1.0)
+    of_flips, on_detection = [sample([flip])], [sample(form="detection")]
     automatic = [way._replace(draws=MANY_DRAWS) for way in interpolations(usual="NEAREST")[:2]]
     return {
-        "AutoAugment": automatic,
-        "ClampBoundingBoxes": [sample(form="detection")],
-        "ClampKeyPoints": [sample(form="detection")],
-        "Compose": [sample([flip])],
+        **dict.fromkeys(("AutoAugment", "RandAugment", "TrivialAugmentWide"), automatic),
+        **dict.fromkeys(("Compose", "RandomChoice", "RandomOrder"), of_flips),
+        **dict.fromkeys(("ClampBoundingBoxes", "ClampKeyPoints", "SanitizeBoundingBoxes"), on_detection),
         "ConvertBoundingBoxFormat": [sample("CXCYWH", form="detection")],
         "GaussianNoise": [sample()],
         "Identity": [sample()],
-        "JPEG": [sample(90)],
-        "Lambda": [
-            sample(_read),
-            sample(module.functional.hflip, label=_ONLY_FUNCTIONALS),
-        ],
-        "LinearTransformation": linear,
-        "RandAugment": automatic,
         "RandomApply": [sample([flip], p=1.0)],
-        "RandomChoice": [sample([flip])],
+        "JPEG": [sample(90)],
+        "Lambda": [sample(_read), sample(module.functional.hflip, label=_ONLY_FUNCTIONALS)],
+        "LinearTransformation": linear,
+        "UniformTemporalSubsample": [sample(2)],
         "RandomIoUCrop": [sample(form="detection", draws=8)],
-        "RandomOrder": [sample([flip])],
-        "SanitizeBoundingBoxes": [sample(form="detection")],
         "SanitizeKeyPoints": [sample(labels_getter=None, form="detection")],
         "SetClampingMode": [sample("hard", form="detection")],
-        "TrivialAugmentWide": automatic,
-        "UniformTemporalSubsample": [sample(2)],
     }
 
 
@@ -236,14 +228,9 @@ def try_it(family: str, example: Example, calls: Sequence[Callable[..., Any]]) -
     return ways
 
 
-@functools.cache
-def _noise() -> bytes:
-    return np.random.default_rng(0).integers(0, 256, (*_SIZE, 3), dtype=np.uint8).tobytes()
-
-
 def sample_image(family: str, number: int) -> Any:
     """A small image of one of `INPUT_KINDS`: a handle while the backend is on, else what stock code gives."""
-    image = Image.frombytes("RGB", _SIZE[::-1], _noise())
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*_SIZE, 3), dtype=np.uint8))
     pillow = image if settings.active is None else lazy_image(image)
     if number == 0:
         return pillow
@@ -280,11 +267,8 @@ def _try_once(call: Callable[..., Any], image: Any, form: str) -> str:
         return REFUSED
     if form != "image":
         result = result["image"] if form == "detection" else result[0]
-    return FALLBACK if ledger.counts else _way(result, before)
-
-
-def _way(result: Any, before: tuple[Any, ...]) -> str:
-    """How an entry ran on an image with the recorded calls `before`, where nothing ran in stock code."""
+    if ledger.counts:
+        return FALLBACK
     parts = list(result) if isinstance(result, (tuple, list)) else [result]
     if all(isinstance(part, (bool, int)) for part in parts):
         return PASSES

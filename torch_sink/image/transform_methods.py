@@ -117,17 +117,13 @@ def _tried_crop(crop: Any, whole: np.ndarray, boxes: np.ndarray, least: np.float
 
 def augmentation_space(stock: Callable[..., Any]) -> Any:
     """Stand-in for the `_augmentation_space` of v1's automatic augmentations, which draws nothing."""
-    made_once = _made_once(lambda kind, *args: stock(None, *args), _as_arrays)
 
-    def _augmentation_space(self: Any, *args: Any) -> dict[str, Any]:
-        return dict(made_once(type(self), *args))
+    def as_arrays(space: dict[str, Any]) -> dict[str, Any]:
+        # Reading a number from an array takes a tenth of the time that a tensor takes.
+        return {name: (magnitudes.numpy(), signed) for name, (magnitudes, signed) in space.items()}
 
-    return _augmentation_space
-
-
-def _as_arrays(space: dict[str, Any]) -> dict[str, Any]:
-    """The magnitudes as arrays: reading a number from one takes a tenth of the time that a tensor takes."""
-    return {name: (magnitudes.numpy(), signed) for name, (magnitudes, signed) in space.items()}
+    made_once = _made_once(lambda kind, *args: stock(None, *args), as_arrays)
+    return lambda self, *args: dict(made_once(type(self), *args))
 
 
 def inverse_matrix(stock: Callable[..., Any]) -> Any:
@@ -148,8 +144,8 @@ def magnitudes(stock: dict[str, Any]) -> dict[str, Any]:
     return {name: (_made_once(make, torch.Tensor.tolist), signed) for name, (make, signed) in stock.items()}
 
 
-def _made_once(make: Callable[..., Any], convert: Callable[[Any], Any] = lambda made: made) -> Callable[..., Any]:
-    """`make`, which remembers its results for each default dtype, unless a default device is set."""
+def _made_once(make: Callable[..., Any], convert: Callable[[Any], Any]) -> Callable[..., Any]:
+    """`make`, which remembers its converted results for each default dtype, unless a default device is set."""
 
     @functools.lru_cache(maxsize=4096)
     def kept(dtype: torch.dtype, *args: Any) -> Any:

@@ -51,13 +51,12 @@ class Example(NamedTuple):
 
 def of_method(a: Arguments, name: str, calls: Mapping[str, Sequence[Any]]) -> Iterator[Example]:
     """Examples of a method of Pillow's images, called behind a flip, which makes a handle of an ordinary image."""
-    if a.is_pillow:
-        for label, args in calls.items():
-            yield Example(name, label=label, run=functools.partial(_called, name, args))
 
+    def call(args: Sequence[Any], image: Any) -> Any:
+        return getattr(v1.functional.hflip(image), name)(*args)
 
-def _called(name: str, args: Sequence[Any], image: Any) -> Any:
-    return getattr(v1.functional.hflip(image), name)(*args)
+    for label, args in calls.items() if a.is_pillow else ():
+        yield Example(name, label=label, run=functools.partial(call, args))
 
 
 def sample(*args: Any, label: str = "", draws: int = 1, form: str = "image", **kwargs: Any) -> Example:

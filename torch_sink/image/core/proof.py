@@ -67,8 +67,19 @@ class Proof:
         with self._lock:
             found = self._found.get(device)
             if found is None or (not found.lasts and self._is_due(device)):
-                self._found[device] = found = self._recalled_or_proved(device)
-                self._warn(device, found)
+                found = self.recalled(device)
+                if found is None:
+                    found = self.prove(device)
+                    # Where the cache cannot be written, each process finds out again.
+                    with suppress(OSError, RuntimeError, ImportError):
+                        if found.lasts:
+                            self._cache(device).put(json.dumps(found), self._file, binary=False)
+                self._found[device] = found
+                if not found.holds and (device, found.lasts) not in self._warned:
+                    self._warned.add((device, found.lasts))
+                    later = "" if found.lasts else ". They are tried again at later batches"
+                    text = f"{self._instead}: {found.reason}{later}. See python -m torch_sink doctor"
+                    warnings.warn(text, RuntimeWarning, stacklevel=3)
             return found
 
     def is_refuted(self, device: torch.device) -> bool:
@@ -121,25 +132,6 @@ class Proof:
         """True at the first, second, fourth, eighth ... question after a try without a verdict."""
         self._asked[device] += 1
         return self._asked[device].bit_count() == 1
-
-    def _recalled_or_proved(self, device: torch.device) -> Verdict:
-        """What an earlier process found, or this one does, which leaves it to later ones."""
-        if recalled := self.recalled(device):
-            return recalled
-        found = self.prove(device)
-        # Where the cache cannot be written, each process finds out again.
-        with suppress(OSError, RuntimeError, ImportError):
-            if found.lasts:
-                self._cache(device).put(json.dumps(found), self._file, binary=False)
-        return found
-
-    def _warn(self, device: torch.device, found: Verdict) -> None:
-        if found.holds or (device, found.lasts) in self._warned:
-            return
-        self._warned.add((device, found.lasts))
-        later = "" if found.lasts else ". They are tried again at later batches"
-        text = f"{self._instead}: {found.reason}{later}. See python -m torch_sink doctor"
-        warnings.warn(text, RuntimeWarning, stacklevel=4)
 
 
 def _with_index(device: torch.device) -> torch.device:
