@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -49,14 +49,14 @@ class Example(NamedTuple):
         return self.run(image) if self.run else getattr(functional, self.name)(image, *self.args, **self.kwargs)
 
 
-def of_method(a: Arguments, name: str, calls: Mapping[str, Sequence[Any]]) -> Iterator[Example]:
+def of_method(a: Arguments, name: str, calls: Mapping[str, Sequence[Any]]) -> list[Example]:
     """Examples of a method of Pillow's images, called behind a flip, which makes a handle of an ordinary image."""
 
     def call(args: Sequence[Any], image: Any) -> Any:
         return getattr(v1.functional.hflip(image), name)(*args)
 
-    for label, args in calls.items() if a.is_pillow else ():
-        yield Example(name, label=label, run=functools.partial(call, args))
+    runs = {label: functools.partial(call, args) for label, args in calls.items()}
+    return [Example(name, label=label, run=run) for label, run in runs.items()] if a.is_pillow else []
 
 
 def sample(*args: Any, label: str = "", draws: int = 1, form: str = "image", **kwargs: Any) -> Example:

@@ -127,7 +127,7 @@ class Operation:
     record: Mapping[Any, Recorder] = field(default_factory=dict)
     lower: Lower | Mapping[str, Lower] | None = None
     promise: Promise | Callable[[Op], Promise] = EXACT
-    examples: Callable[[Arguments], Iterator[Example]] = lambda a: iter(())
+    examples: Callable[[Arguments], Iterable[Example]] = lambda a: ()
     transforms: Mapping[str, Sequence[Example]] = field(default_factory=dict)
     takes_palettes: bool = False
     is_value: bool = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from torchvision.transforms.v2.functional._geometry import (
 )
 
 from torch_sink.image.core.arguments import Sides, color_of, fits_range, is_number, padding_fits, sides_of, size_of
-from torch_sink.image.core.examples import Arguments, Example, sample
+from torch_sink.image.core.examples import Example, sample
 from torch_sink.image.core.lowering import ATOM, ATOM_BYTES, OUTPUT_HEIGHT, OUTPUT_WIDTH, LoweredImage
 from torch_sink.image.core.ops import RECORDERS, Op, Operation, always, both
 from torch_sink.image.operations.colors import permute_channels
@@ -154,15 +153,6 @@ def _ten_crop(family: str, handle: Any, size: Any, vertical_flip: bool = False) 
     return crops + _five_crop(family, (flip_vertically if vertical_flip else flip)(family, handle), size)
 
 
-def _crop_examples(a: Arguments) -> Iterator[Example]:
-    yield Example("crop", (*a.corner(), *a.smaller))
-    yield Example("crop", (*a.corner_outside(), *a.smaller), label="partly outside")
-    yield Example("center_crop", (a.smaller,))
-    yield Example("center_crop", ([a.height + 3, a.width + 4],), label="larger")
-    yield Example("five_crop", (a.smaller,))
-    yield Example("ten_crop", (a.smaller,))
-
-
 Operation(
     "crop",
     stock={
@@ -179,7 +169,12 @@ Operation(
         # torchvision's `center_crop` of Pillow images calls its own `pad`, which has no stand-in.
         "pil.center_crop": functools.partial(_center_crop, "pil"),
     },
-    examples=_crop_examples,
+    examples=lambda a: [
+        Example("crop", (*a.corner(), *a.smaller)),
+        Example("crop", (*a.corner_outside(), *a.smaller), label="partly outside"),
+        Example("center_crop", (a.smaller,)), Example("center_crop", ([a.height + 3, a.width + 4],), label="larger"),
+        Example("five_crop", (a.smaller,)), Example("ten_crop", (a.smaller,)),
+    ],
     changes_layout=always,
     transforms={
         "CenterCrop": [sample(8), sample(32, label="larger than the image")],
@@ -270,18 +265,15 @@ def _fills(family: str, handle: Any, fill: Any, is_used: bool) -> tuple[Any, ...
     return values if are_bytes or not is_used else None
 
 
-def _pad_examples(a: Arguments) -> Iterator[Example]:
-    yield Example("pad", (a.padding,), {"fill": a.chance.randrange(256) * a.scale})
-    for mode in ("edge", "reflect", "symmetric"):
-        yield Example("pad", (a.padding,), {"padding_mode": mode}, mode)
-    yield Example("pad", (a.padding,), {"fill": tuple(a.fill()) if a.is_pillow else a.fill()}, "a color")
-
-
 functional(
     "pad",
     _pad,
     _lower_pad,
-    examples=_pad_examples,
+    examples=lambda a: [
+        Example("pad", (a.padding,), {"fill": a.chance.randrange(256) * a.scale}),
+        *(Example("pad", (a.padding,), {"padding_mode": mode}, mode) for mode in ("edge", "reflect", "symmetric")),
+        Example("pad", (a.padding,), {"fill": tuple(a.fill()) if a.is_pillow else a.fill()}, "a color"),
+    ],
     transforms={
         "Pad": [
             sample(2), sample(2, fill=(1, 2, 3), label="fill of one value a channel"),

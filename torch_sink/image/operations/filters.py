@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -71,17 +71,15 @@ def _is_pair(values: Any, accepts: Callable[[Any], bool]) -> bool:
     return isinstance(values, (list, tuple)) and len(values) == 2 and all(map(accepts, values))
 
 
-def _blur_examples(a: Arguments) -> Iterator[Example]:
-    yield Example("gaussian_blur", ([3, 5], [0.9, 1.3]), label="3 x 5")
-    yield Example("gaussian_blur", ([9, 9], a.chance.uniform(0.5, 3)), label="9 x 9")
-
-
 functional(
     "gaussian_blur",
     _gaussian_blur,
     {f"{family}.gaussian_blur": functools.partial(_lower_gaussian_blur, family) for family in _AXIS},
     promise=ROUNDED,
-    examples=_blur_examples,
+    examples=lambda a: [
+        Example("gaussian_blur", ([3, 5], [0.9, 1.3]), label="3 x 5"),
+        Example("gaussian_blur", ([9, 9], a.chance.uniform(0.5, 3)), label="9 x 9"),
+    ],
     transforms={"GaussianBlur": [sample(3)]},
 )
 
@@ -111,12 +109,6 @@ def _box_radius(sigma: float) -> np.float32:
     whole = np.float32(np.floor((np.float64(length) - 1.0) / 2.0))
     part = (np.float32(2) * whole + one) * (whole * (whole + one) - three * variance)
     return whole + part / (np.float32(6) * (variance - (whole + one) * (whole + one)))
-
-
-def _blur_image(image: Any, radius: Any) -> Any:
-    if not is_number(radius) or not 0 <= radius < _LARGEST_BLUR:
-        return NotImplemented
-    return image.record(Op("pil.gaussian_blur", (float(radius),))) if radius else image.copy()
 
 
 # --- Pillow's kernels of 3 x 3 and 5 x 5 weights: SHARPEN, SMOOTH and the like
@@ -181,22 +173,22 @@ def _filter(image: Any, filter: Any) -> Any:
     if image.mode == "P":
         return NotImplemented
     if type(filter) is ImageFilter.GaussianBlur:
-        return _blur_image(image, filter.radius)
-    arguments = getattr(filter, "filterargs", None) if _is_stock_kernel(filter) else None
-    return _convolve_image(image, *arguments) if type(arguments) is tuple and len(arguments) == 4 else NotImplemented
-
-
-def _is_stock_kernel(filter: Any) -> bool:
-    """True for Pillow's own filters, and classes of them, that run no code of a subclass."""
+        radius: Any = filter.radius
+        if not is_number(radius) or not 0 <= radius < _LARGEST_BLUR:
+            return NotImplemented
+        return image.record(Op("pil.gaussian_blur", (float(radius),))) if radius else image.copy()
+    # Pillow's own filters, and classes of them, that run no code of a subclass.
     if isinstance(filter, type):
         is_builtin = issubclass(filter, ImageFilter.BuiltinFilter) and filter.__init__ is object.__init__
     else:
         is_builtin = isinstance(filter, ImageFilter.BuiltinFilter) and not callable(filter)
     method: Any = getattr(filter, "filter", None)
-    return is_builtin and getattr(method, "__func__", method) is _STOCK_FILTER
+    is_stock = is_builtin and getattr(method, "__func__", method) is _STOCK_FILTER
+    arguments = getattr(filter, "filterargs", None) if is_stock else None
+    return _convolve_image(image, *arguments) if type(arguments) is tuple and len(arguments) == 4 else NotImplemented
 
 
-def _filter_examples(a: Arguments) -> Iterator[Example]:
+def _filter_examples(a: Arguments) -> list[Example]:
     calls: dict[str, Any] = {
         "GaussianBlur": ImageFilter.GaussianBlur(a.chance.uniform(0.1, 3)),
         "SHARPEN": ImageFilter.SHARPEN,
@@ -208,16 +200,13 @@ def _filter_examples(a: Arguments) -> Iterator[Example]:
     return of_method(a, "filter", {name: (filter,) for name, filter in calls.items()})
 
 
-def _kernel_of(kernel: tuple[float, ...], scale: float, offset: float) -> ImageFilter.Kernel:
-    side = math.isqrt(len(kernel))
-    return ImageFilter.Kernel((side, side), kernel, scale, offset)
-
-
 Operation(
     "Pillow's filters",
     stock={
         "pil.gaussian_blur": lambda image, sigma: image.filter(ImageFilter.GaussianBlur(sigma)),
-        "pil.kernel": lambda image, *arguments: image.filter(_kernel_of(*arguments)),
+        "pil.kernel": lambda image, kernel, scale, offset: image.filter(
+            ImageFilter.Kernel((math.isqrt(len(kernel)),) * 2, kernel, scale, offset)
+        ),
     },
     record={"Image.filter": _filter},
     lower={"pil.gaussian_blur": _lower_blur_of_image, "pil.kernel": _lower_kernel},

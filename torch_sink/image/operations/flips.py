@@ -68,7 +68,7 @@ for _word, _letter, _record in (("horizontal", "h", flip), ("vertical", "v", fli
         },
         record={f"v1.{_letter}flip": _record, f"v2.{_word}_flip": _record},
         lower=functools.partial(_lower_flip, x=_letter == "h", y=_letter == "v"),
-        examples=lambda a, name=f"{_letter}flip": iter([Example(name)]),  # type: ignore[misc]
+        examples=lambda a, name=f"{_letter}flip": [Example(name)],  # type: ignore[misc]
         transforms={f"Random{_word.capitalize()}Flip": [sample(p=1.0)]},
         moves=True,
     )
@@ -129,7 +129,7 @@ Operation(
     "quarter turns",
     stock={"v2.quarter_turns": lambda image, turns: image.rot90(turns, (-2, -1)) if turns else image.clone()},
     lower=_lower_turns,
-    examples=lambda a: iter([Example("rotate", (90.0, Mode.BILINEAR), {"expand": True}, "BILINEAR, a quarter turn")]),
+    examples=lambda a: [Example("rotate", (90.0, Mode.BILINEAR), {"expand": True}, "BILINEAR, a quarter turn")],
     changes_layout=always,
 )
 
@@ -158,6 +158,6 @@ Operation(
     "contiguous",
     stock={"contiguous": torch.Tensor.contiguous},
     record={torch.Tensor.contiguous: _contiguous},
-    examples=lambda a: iter([] if a.is_pillow else [Example("contiguous", run=lambda image: image.contiguous())]),
+    examples=lambda a: [] if a.is_pillow else [Example("contiguous", run=lambda image: image.contiguous())],
     moves=True,
 )

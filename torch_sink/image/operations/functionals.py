@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from torchvision.transforms import _functional_pil as F_pil
@@ -41,13 +41,10 @@ def functional(
         arguments: behind the image, of the usual example.
         fields: the others of `Operation`.
     """
-
-    def examples(a: Arguments) -> Iterator[Example]:
-        yield Example(name, arguments(a))
-
     stock = stock_of(name)
     recorders = {target: functools.partial(record, "pil") if target.startswith("pil.") else record for target in stock}
-    Operation(**{"name": name, "stock": stock, "record": recorders, "lower": lower, "examples": examples, **fields})
+    fields = {"stock": stock, "examples": lambda a: [Example(name, arguments(a))], **fields}
+    Operation(name, record=recorders, lower=lower, **fields)
 
 
 def adjusted(name: str, handle: Any, factor: Any) -> Any:

@@ -118,15 +118,14 @@ def _lower_augmix(lowered: LoweredImage, terms: tuple[tuple[float, tuple[Op, ...
 
 def _augmix_examples(a: Arguments) -> Iterator[Example]:
     augmix, seed = a.transforms.AugMix(10, fill=a.fill()), a.chance.randrange(1 << 30)
+
+    def run(image: Any) -> Any:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return augmix(image)
+
     if a.scale == 1 or a.transforms is v2:  # on floats v1 refuses some of what it draws
-        yield Example("augmix", run=lambda image: _seeded(augmix, image, seed))
-
-
-def _seeded(transform: Any, image: Any, seed: int) -> Any:
-    """The result of a transform that draws after `manual_seed(seed)`; the generator is left as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return transform(image)
+        yield Example("augmix", run=run)
 
 
 Operation(
@@ -142,9 +141,17 @@ Operation(
 # --- whole batches
 
 
-def _mix_up(batch: torch.Tensor, lam: float) -> torch.Tensor:
-    """`v2.MixUp`: each image with the one before it, in the proportion lam : 1 - lam."""
-    return batch.roll(1, 0).mul_(1.0 - lam).add_(batch.mul(lam))
+def _mix_up(batch: Any, params: dict[str, Any]) -> Any:
+    return batch.record_mix(Op("batch.mix_up", (params["lam"],))) if batch.dtype.is_floating_point else NotImplemented
+
+
+Operation(
+    "MixUp",
+    # Each image with the one before it, in the proportion lam : 1 - lam.
+    stock={"batch.mix_up": lambda batch, lam: batch.roll(1, 0).mul_(1.0 - lam).add_(batch.mul(lam))},
+    record={"MixUp.transform": _mix_up},
+    transforms={"MixUp": [sample(num_classes=4, form="batch")]},
+)
 
 
 def _cut_mix(batch: torch.Tensor, box: tuple[int, int, int, int]) -> torch.Tensor:
@@ -155,16 +162,6 @@ def _cut_mix(batch: torch.Tensor, box: tuple[int, int, int, int]) -> torch.Tenso
     return mixed
 
 
-def _mix_up_batch(batch: Any, params: dict[str, Any]) -> Any:
-    return batch.record_mix(Op("batch.mix_up", (params["lam"],))) if batch.dtype.is_floating_point else NotImplemented
-
-
-Operation(
-    "MixUp",
-    stock={"batch.mix_up": _mix_up},
-    record={"MixUp.transform": _mix_up_batch},
-    transforms={"MixUp": [sample(num_classes=4, form="batch")]},
-)
 Operation(
     "CutMix",
     stock={"batch.cut_mix": _cut_mix},

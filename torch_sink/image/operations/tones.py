@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ import torch
 from PIL import Image
 
 from torch_sink.image.core.arguments import is_computed_in_float32, is_factor, is_number, is_rounded_by_torch
-from torch_sink.image.core.examples import Arguments, Example, of_method, sample
+from torch_sink.image.core.examples import Example, of_method, sample
 from torch_sink.image.core.lowering import FAMILIES, LoweredImage, by_formula, float_bits, three
 from torch_sink.image.core.ops import NUMERIC, STOCK, Op, Operation, Recorder
 from torch_sink.image.operations.functionals import functional
@@ -104,16 +103,14 @@ def _lower_solarize(lowered: LoweredImage, threshold: float) -> None:
     _lower_solarize_image(lowered, float(np.float32(threshold)))
 
 
-def _solarize_examples(a: Arguments) -> Iterator[Example]:
-    yield Example("solarize", (a.chance.uniform(0.1, 0.9) * 255 * a.scale,))
-    yield Example("solarize", (0.5,), label="a threshold below 1")
-
-
 functional(
     "solarize",
     _solarize,
     {"pil.solarize": _lower_solarize_image, "v1.solarize": _lower_solarize, "v2.solarize": _lower_solarize},
-    examples=_solarize_examples,
+    examples=lambda a: [
+        Example("solarize", (a.chance.uniform(0.1, 0.9) * 255 * a.scale,)),
+        Example("solarize", (0.5,), label="a threshold below 1"),
+    ],
     transforms={"RandomSolarize": [sample(128, p=1.0), sample(0.5, p=1.0, label="a threshold below 1")]},
 )
 
@@ -149,19 +146,13 @@ functional(
 
 
 def _point(image: Any, lut: Any, mode: str | None = None) -> Any:
-    table = _byte_table(lut, image.lazy_shape[0])
-    if image.mode == "P" or mode not in (None, image.mode) or table is None or not _is_exact_bytes(image):
+    if image.mode == "P" or mode not in (None, image.mode) or not _is_exact_bytes(image):
         return NotImplemented
-    return image.record(Op("pil.point", (table,)))
-
-
-def _byte_table(lut: Any, channels: int) -> bytes | None:
-    """The 256 bytes a channel that `Image.point` looks values up in, or None if unsupported."""
-    if not isinstance(lut, (list, tuple)) or len(lut) != 256 * channels:
-        return None
+    if not isinstance(lut, (list, tuple)) or len(lut) != 256 * image.lazy_shape[0]:
+        return NotImplemented
     if not all(type(value) in (int, float) and abs(value) < 2**31 for value in lut):
-        return None
-    return bytes(min(max(round(value), 0), 255) for value in lut)
+        return NotImplemented
+    return image.record(Op("pil.point", (bytes(min(max(round(value), 0), 255) for value in lut),)))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -185,14 +176,12 @@ def stock_table(name: str, *args: float) -> np.ndarray:
     return made.flatten().astype(np.float32).view(np.int32)
 
 
-def _tables(a: Arguments) -> Any:
-    return of_method(a, "point", {"a table": ([a.chance.randrange(256) for _ in range(256 * a.channels)],)})
-
-
 Operation(
     "point",
     stock={"pil.point": lambda image, table: image.point(list(table))},
     record={"Image.point": _point},
     lower=lambda lowered, table: look_up(lowered, *_point_tables(table)),
-    examples=_tables,
+    examples=lambda a: of_method(
+        a, "point", {"a table": ([a.chance.randrange(256) for _ in range(256 * a.channels)],)}
+    ),
 )

@@ -60,7 +60,7 @@ def _conversion(name: str, stock: Callable[..., Any], record: Recorder, *transfo
         stock={name: stock},
         record={f"functional.{name}": record},
         is_value=True,
-        examples=lambda a: iter([Example(name)] if a.is_pillow else []),
+        examples=lambda a: [Example(name)] if a.is_pillow else [],
         transforms={transform: [sample()] for transform in transforms},
         takes_palettes=True,
         **fields,
@@ -74,7 +74,7 @@ Operation(
     "to Pillow image",
     stock={"to_pil_image": F.to_pil_image},
     record={"functional.to_pil_image": _to_pil_image},
-    examples=lambda a: iter([] if a.is_pillow else [Example("to_pil_image")]),
+    examples=lambda a: [] if a.is_pillow else [Example("to_pil_image")],
     transforms={"ToPILImage": [sample()]},
     result=lambda op: torch.uint8,
 )
@@ -263,17 +263,17 @@ def _constants(image: Any, constant: Any, in_place: bool) -> tuple[float, ...] |
     """An operand for float32 values as one float, or one a channel; None where it is too large or unsupported."""
     if getattr(image, "lazy_dtype", None) != torch.float32 or (in_place and not image.changes_in_place):
         return None
-    values = (float(constant),) if is_number(constant) else _of_each_channel(constant, image.lazy_shape[0])
-    fits = values and all(abs(value) <= _LARGEST for value in values) and not has_minus_zero(values)
+    if is_number(constant):
+        values = (float(constant),)
+    elif type(constant) is torch.Tensor and constant.dtype == torch.float32 and constant.device.type == "cpu":
+        # A tensor [C, 1, 1], as programs write a mean.
+        if constant.requires_grad or constant.shape not in ((image.lazy_shape[0], 1, 1), (1, 1, 1)):
+            return None
+        values = tuple(constant.flatten().tolist())
+    else:
+        return None
+    fits = all(abs(value) <= _LARGEST for value in values) and not has_minus_zero(values)
     return values if fits else None
-
-
-def _of_each_channel(constant: Any, channels: int) -> tuple[float, ...]:
-    """The values of a tensor [C, 1, 1], as programs write a mean; () for anything else."""
-    is_plain = type(constant) is torch.Tensor and constant.dtype == torch.float32 and constant.device.type == "cpu"
-    if not is_plain or constant.requires_grad or constant.shape not in ((channels, 1, 1), (1, 1, 1)):
-        return ()
-    return tuple(constant.flatten().tolist())
 
 
 def _normalize_examples(a: Arguments) -> Iterator[Example]:

@@ -226,11 +226,6 @@ def _lower_rotated(lowered: LoweredImage, angle: float, expand: bool, center: An
     _lower_affine("v2", lowered, matrix, size, *sampling)
 
 
-def _rotate_examples(a: Arguments) -> Iterator[Example]:
-    yield from _examples("rotate", lambda a: (a.chance.uniform(-180, 180),))(a)
-    yield Example("rotate", (a.chance.uniform(10, 80),), {"expand": True}, "NEAREST, expand=True")
-
-
 _warp(
     "rotate",
     stock={
@@ -240,7 +235,10 @@ _warp(
     },
     record={"v1.rotate": _rotate_v1, "v2.rotate": _rotate_v2},
     lower={"v2.rotate": _lower_rotated},
-    examples=_rotate_examples,
+    examples=lambda a: [
+        *_examples("rotate", lambda a: (a.chance.uniform(-180, 180),))(a),
+        Example("rotate", (a.chance.uniform(10, 80),), {"expand": True}, "NEAREST, expand=True"),
+    ],
     transforms={
         "RandomRotation": [
             *interpolations((20, 30), usual="NEAREST"), sample((20, 30), expand=True, label="expand=True"),
