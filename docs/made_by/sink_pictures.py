@@ -25,8 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 import torch_sink
 from torch_sink.sink.slots import Slots
 from torch_sink.tracing import _active
-from torch_sink.tracing.outputs import DARK, LIGHT, write_picture
-from torch_sink.tracing.spans import Span, SpanLog
+from torch_sink.tracing.spans import DARK, LIGHT, Span, SpanLog, write_picture
 
 IMAGES = Path(__file__).resolve().parents[1] / "images"
 # Milliseconds. A step is many small kernels, as of a ResNet; a graph launches all of them at once.

@@ -151,30 +151,27 @@ def _or_placeholder(stock: Callable[..., Any]) -> Callable[..., Any]:
         is_inside = getattr(_inside, "an_opener", False)
         if is_inside or _is_on["backend"] or not is_reading_stream():
             return stock(*args, **kwargs)
+
+        def opened() -> Any:
+            image = stock(*args, **kwargs)
+            try:
+                image.load()
+            except BaseException:
+                image.close()
+                raise
+            return image
+
         _inside.an_opener = True
         try:
-            return _opened(stock, *args, **kwargs)
+            found = open_in_stream(opened)
         finally:
             _inside.an_opener = False
+        if not isinstance(found, BrokenFile):
+            return found
+        note_pixels(found)  # an ordinary image cannot report when its pixels are read
+        return importlib.import_module("PIL.Image").new("RGB", PLACEHOLDER_SIZE)
 
     return load
-
-
-def _opened(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    def load() -> Any:
-        image = stock(*args, **kwargs)
-        try:
-            image.load()
-        except BaseException:
-            image.close()
-            raise
-        return image
-
-    found = open_in_stream(load)
-    if not isinstance(found, BrokenFile):
-        return found
-    note_pixels(found)  # an ordinary image cannot report when its pixels are read
-    return importlib.import_module("PIL.Image").new("RGB", PLACEHOLDER_SIZE)
 
 
 def open_in_stream(load: Callable[[], Any]) -> Any:

@@ -71,7 +71,10 @@ def _broken_file(error: BaseException, sample: str) -> BrokenFile | None:
         return None
     reason, named = str(error) or type(error).__name__, _text(getattr(error, "filename", None))
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-    decoding = [frame for frame in frames if _opens_files(frame) or _reads_files(frame)]
+    # Frames that open files, and those in Pillow's code for one format, or in the base of all formats.
+    modules = [str(frame.f_globals.get("__name__")) for frame in frames]
+    in_pillow = [module == "PIL.ImageFile" or module.endswith("ImagePlugin") for module in modules]
+    decoding = [frame for frame, reads in zip(frames, in_pillow, strict=True) if reads or _opens_files(frame)]
     if not decoding:  # code that opens an image file itself, such as by open() and read()
         is_image = isinstance(error, OSError) and os.path.splitext(named)[1].lower() in _SUFFIXES
         return BrokenFile(named, reason) if is_image else None
@@ -86,12 +89,6 @@ def _broken_file(error: BaseException, sample: str) -> BrokenFile | None:
 def _opens_files(frame: FrameType) -> bool:
     functions = _OPENERS.get(str(frame.f_globals.get("__name__")), ())
     return functions is None or frame.f_code.co_name in functions
-
-
-def _reads_files(frame: FrameType) -> bool:
-    """Whether a frame is in Pillow's code for one format, or in the base of all formats."""
-    module = str(frame.f_globals.get("__name__"))
-    return module == "PIL.ImageFile" or module.endswith("ImagePlugin")
 
 
 def _path(frames: list[FrameType]) -> str:
@@ -143,11 +140,6 @@ def set_policy(policy: str) -> None:
     """Sets the policy of this process, for threads without another one."""
     global _of_process
     _of_process = policy
-
-
-def or_current(policy: str | None) -> str:
-    """Returns `policy`, or the current one for None."""
-    return policy or current_policy()
 
 
 @contextmanager

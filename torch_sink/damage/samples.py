@@ -13,6 +13,7 @@ import functools
 import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from torch.utils.data import get_worker_info
@@ -68,7 +69,10 @@ class GuardedDataset:
         return [one if type(one) is Placeholder else one[0] for one in found]
 
     def _guarded(self, get: Callable[[Any], Any], argument: Any, index: Any) -> Any:
-        self._note(index)
+        try:
+            self.first_after = operator.index(index) + 1
+        except TypeError:
+            self.first_after = -1
         try:
             return get(argument)
         except Exception as error:
@@ -76,12 +80,6 @@ class GuardedDataset:
             if file is None:
                 raise
             return Placeholder(file)
-
-    def _note(self, index: Any) -> None:
-        try:
-            self.first_after = operator.index(index) + 1
-        except TypeError:
-            self.first_after = -1
 
     def next_good(self) -> Any:
         """The next good sample by index, None if there is none; random generators are left as they were."""
@@ -99,20 +97,14 @@ class GuardedDataset:
             set_global_draws(before)
 
 
+@dataclass
 class GuardedCollate:
-    """A `collate_fn` that leaves out or replaces the placeholders among its samples.
+    """A `collate_fn` that leaves out or replaces the placeholders among its samples."""
 
-    Args:
-        collate: the loader's function.
-        policy: "skip" or "replace".
-        is_batch: whether `collate` gets a list of samples, as with automatic batching, or a single one.
-        next_good: returns a sample that replaces all samples of a batch, or None.
-    """
-
-    def __init__(
-        self, collate: Callable[[Any], Any], policy: str, is_batch: bool, next_good: Callable[[], Any]
-    ) -> None:
-        self.collate, self.policy, self.is_batch, self.next_good = collate, policy, is_batch, next_good
+    collate: Callable[[Any], Any]  # the loader's function
+    policy: str  # "skip" or "replace"
+    is_batch: bool  # whether `collate` gets a list of samples, as with automatic batching, or a single one
+    next_good: Callable[[], Any]  # returns a sample that replaces all samples of a batch, or None
 
     def __call__(self, fetched: Any) -> Any:
         samples = fetched if self.is_batch else [fetched]
@@ -245,19 +237,6 @@ class GuardedStream:
             vars(_reading).clear()
             vars(_reading).update(outer)
         self.count += 1
-        read = self._checked(opened, read)
-        self.is_searched = self.is_searched or first is not None
-        sources = [getattr(leaf, "lazy_source", None) for leaf in leaves(sample)] if self.is_searched else []
-        files: list[BrokenFile] = [found for one in sources if (found := getattr(one, "broken_file", None))]
-        files += [] if read is None else [read]
-        if not files:
-            return sample
-        if first is not None and any(file is first[0] for file in files):
-            set_global_draws(first[1])
-        return Placeholder(files[0] if files[0].path else files[0]._replace(path=self._name()))
-
-    def _checked(self, opened: int, read: BrokenFile | None) -> BrokenFile | None:
-        """Returns `read`; raises if the stream holds samples back, so that another sample may be the broken one."""
         if self.count == 1:
             self.images_of_a_sample, self.read_at_first = opened, read
         self.is_in_step = self.is_in_step and opened == self.images_of_a_sample
@@ -268,10 +247,14 @@ class GuardedStream:
                 "than for others, so which sample is broken cannot be told: catch the error there"
             )
             raise DecodeError(unknown.path, -1, why)
-        return read
-
-    def _name(self) -> str:
-        """A name for the latest sample, which takes the place of the path of an image without one."""
+        self.is_searched = self.is_searched or first is not None
+        sources = [getattr(leaf, "lazy_source", None) for leaf in leaves(sample)] if self.is_searched else []
+        files: list[BrokenFile] = [found for one in sources if (found := getattr(one, "broken_file", None))]
+        files += [] if read is None else [read]
+        if not files:
+            return sample
+        if first is not None and any(file is first[0] for file in files):
+            set_global_draws(first[1])
         worker = get_worker_info()
         whose = "a stream" if worker is None else f"the stream of worker {worker.id}"
-        return f"sample {self.count - 1} of {whose}"
+        return Placeholder(files[0]._replace(path=files[0].path or f"sample {self.count - 1} of {whose}"))

@@ -277,7 +277,11 @@ def tell(callbacks: Iterable[Callback], event: str, context: RunContext) -> None
 
 
 def check_callbacks(callbacks: Callback | Iterable[Callback] | None) -> list[Callback]:
-    """The callbacks as a list, in their order."""
+    """The callbacks as a list, in their order; warns about methods with names like events.
+
+    Raises:
+        TypeError: a member is no callback, or an event does not take a context.
+    """
     if callbacks is not None and not isinstance(callbacks, (Callback, Iterable)):
         raise TypeError(f"callbacks is a {type(callbacks).__name__}; pass torch_sink.Callback objects in a list")
     members = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or ())
@@ -285,16 +289,11 @@ def check_callbacks(callbacks: Callback | Iterable[Callback] | None) -> list[Cal
         if not isinstance(member, Callback):
             hint = " (pass an instance, not the class)" if isinstance(member, type) else ""
             raise TypeError(f"callbacks holds a {type(member).__name__}{hint}; each must be a torch_sink.Callback")
-        _check_events(member)
+        kind = type(member).__name__
+        for event in EVENTS:
+            check_takes(f"{kind}.{event}", getattr(member, event), "run_context")
+        for name in dir(type(member)):
+            if name.startswith("on_") and not hasattr(Callback, name) and callable(getattr(member, name)):
+                meant = difflib.get_close_matches(name, [one for one in EVENTS if "train" in one], n=1, cutoff=0.0)
+                _log.warning("%s.%s is no event and is never called; did you mean %s?", kind, name, *meant)
     return members
-
-
-def _check_events(callback: Callback) -> None:
-    """Raise TypeError if an event does not take a context; warn about methods with names like events."""
-    kind = type(callback).__name__
-    for event in EVENTS:
-        check_takes(f"{kind}.{event}", getattr(callback, event), "run_context")
-    for name in dir(type(callback)):
-        if name.startswith("on_") and not hasattr(Callback, name) and callable(getattr(callback, name)):
-            meant = difflib.get_close_matches(name, [one for one in EVENTS if "train" in one], n=1, cutoff=0.0)
-            _log.warning("%s.%s is no event and is never called; did you mean %s?", kind, name, *meant)

@@ -19,7 +19,7 @@ from torch_sink.loop.core.batches import Wrappers, call_with, epoch_length, map_
 from torch_sink.loop.engines.build import Inference, Settings
 from torch_sink.loop.metrics import Loss, MeanMetric, collect_results, make_metrics
 from torch_sink.loop.step.precision import ForwardPass, Function, Judged
-from torch_sink.loop.step.train_state import TrainState
+from torch_sink.loop.step.step import TrainState
 
 _KEPT = 8  # evaluation functions whose compiled code and graphs are kept
 
@@ -59,8 +59,12 @@ class Evaluator:
         Callbacks get step events once for the pass (`sink_mode`), or once per batch.
         """
         metrics = make_metrics(metrics)
-        if self._trains and forward is None:
-            _check_blind(metrics)
+        blind = [name for name, metric in metrics.items() if not isinstance(metric, Loss)]
+        if self._trains and forward is None and blind:
+            raise ValueError(
+                f"metrics {', '.join(blind)} need outputs and labels, and this loop's forward= returns a loss; "
+                "pass evaluate(loader, metrics=..., forward=lambda model, batch: (loss, output, labels))"
+            )
         judge = self._judge(forward)
         if self._has_loss or forward is not None:
             metrics.setdefault("loss", Loss())
@@ -68,10 +72,8 @@ class Evaluator:
             if self._ranks.sharded:  # each forward pass gathers the weights from all ranks
                 self._ranks.check_lengths(epoch_length(loader), None)
             self._ranks.share_buffers()
-            about = RunArguments(
-                eval_network=self._evaluated, network=self._network, loss_fn=self._loss_fn, mode="eval"
-            )
-            about.update(valid_dataset=loader, metrics=metrics, list_callback=callbacks)
+            about = RunArguments(eval_network=self._evaluated, network=self._network, loss_fn=self._loss_fn)
+            about.update(mode="eval", valid_dataset=loader, metrics=metrics, list_callback=callbacks)
             about.update(epoch_num=1, cur_epoch_num=1, batch_num=epoch_length(loader), cur_step_num=0)
             about.update(ranks_in_context(self._ranks), dataset_sink_mode=sink_mode)
             event = partial(tell, callbacks, context=RunContext(about))
@@ -92,7 +94,11 @@ class Evaluator:
 
     def predict(self, inputs: tuple[Any, ...]) -> Any:
         """Outputs of the network, in memory that no later call overwrites."""
-        _check_inputs(inputs)
+        from torch_sink.sink import SinkLoader
+
+        first = inputs[0] if inputs else None
+        if first is None or isinstance(first, (DataLoader, Dataset, SinkLoader)):
+            raise TypeError(f"predict got {'nothing' if first is None else f'a {type(first).__name__}'}; {_PREDICT}")
         if self._predictor is None:
             self._predictor = Inference(self._outputs, self._network, self._settings)
         inputs = map_tensors(lambda tensor: tensor.to(self._settings.device), inputs)
@@ -188,23 +194,6 @@ _PREDICT = (
     "predict takes what the network takes for one batch, as in model.predict(images); for all batches of a loader: "
     "[model.predict(images) for images, labels in loader]"
 )
-
-
-def _check_inputs(inputs: tuple[Any, ...]) -> None:
-    from torch_sink.sink import SinkLoader
-
-    first = inputs[0] if inputs else None
-    if first is None or isinstance(first, (DataLoader, Dataset, SinkLoader)):
-        raise TypeError(f"predict got {'nothing' if first is None else f'a {type(first).__name__}'}; {_PREDICT}")
-
-
-def _check_blind(metrics: dict[str, Any]) -> None:
-    """Raise ValueError if a metric needs outputs and labels, which a training loop's `forward` does not return."""
-    if blind := [name for name, metric in metrics.items() if not isinstance(metric, Loss)]:
-        raise ValueError(
-            f"metrics {', '.join(blind)} need outputs and labels, and this loop's forward= returns a loss; "
-            "pass evaluate(loader, metrics=..., forward=lambda model, batch: (loss, output, labels))"
-        )
 
 
 def monitored(results: dict[str, Any]) -> dict[str, Any]:

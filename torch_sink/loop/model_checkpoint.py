@@ -8,14 +8,12 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from torch_sink.common.arguments import explains_other_names
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, check_monitor, was_told_to_stop
 from torch_sink.loop.checkpoints import list_checkpoints, monitored_value, remove_checkpoint, step_of
 from torch_sink.loop.core.arguments import check_bool, check_choice, check_count
-from torch_sink.loop.core.distributed import Ranks
 from torch_sink.loop.saving import save_in_run
 
 _log = logging.getLogger("torch_sink")
@@ -122,13 +120,11 @@ class ModelCheckpoint(Callback):
             tempfile.TemporaryFile(dir=self._directory).close()  # an error comes now, and not after hours
         if self._monitor is not None:
             check_monitor(self._monitor, arguments.list_callback)
-            self._best = self._saved_before(arguments.loop.step_count)
-
-    def _saved_before(self, step_count: int) -> list[tuple[float, Path]]:
-        """The best checkpoints of a run that is resumed, with their ranks."""
-        found = [path for path in list_checkpoints(self._directory, self._prefix) if step_of(path) <= step_count]
-        values = [(path, monitored_value(path, str(self._monitor))) for path in found]
-        return [(self._rank_of(value), path) for path, value in values if value is not None]
+            # The best checkpoints of a run that is resumed, with their ranks.
+            found = list_checkpoints(self._directory, self._prefix)
+            values = [(path, monitored_value(path, self._monitor)) for path in found]
+            earlier = [(path, value) for path, value in values if step_of(path) <= arguments.loop.step_count]
+            self._best = [(self._rank_of(value), path) for path, value in earlier if value is not None]
 
     def _rank_of(self, value: float) -> float:
         return math.inf if math.isnan(value) else self._sign * value
@@ -161,8 +157,11 @@ class ModelCheckpoint(Callback):
             self._keep_the_best(run_context)
             return
         arguments, every = run_context.original_args(), self._config.save_checkpoint_steps
-        state = arguments["loop"].state
-        if state.step_count % every == 0 if every else self._is_time(state.ranks):
+        state, seconds = arguments["loop"].state, self._config.save_checkpoint_seconds
+        is_due = state.step_count % every == 0 if every else time.monotonic() - self._saved_at >= seconds
+        if state.ranks.many and seconds and not every:  # the ranks' clocks differ, and all of them save or none does
+            is_due = state.ranks.any_of([is_due])[0]
+        if is_due:
             self._save(arguments)
 
     def on_train_end(self, run_context: RunContext) -> None:
@@ -170,9 +169,7 @@ class ModelCheckpoint(Callback):
         if self._monitor is None and was_told_to_stop(arguments):
             self._save(arguments)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         context, self._context = self._context, None
         if context is None or not isinstance(error, Exception) or not self._config.exception_save:
             return
@@ -185,11 +182,6 @@ class ModelCheckpoint(Callback):
             self._save(arguments, prefix=f"{self._prefix}_breakpoint")
         except Exception:
             _log.warning("no checkpoint of the failed run: saving it failed too", exc_info=True)
-
-    def _is_time(self, ranks: Ranks) -> bool:
-        """Whether enough time has passed on any rank, so that all ranks save or none does."""
-        due = time.monotonic() - self._saved_at >= self._config.save_checkpoint_seconds
-        return ranks.any_of([due])[0] if ranks.many and self._config.save_checkpoint_seconds else due
 
     def _save(self, arguments: RunArguments, prefix: str | None = None, **about: Any) -> Path:
         """Save, unless this callback has saved this step; returns the path of the checkpoint."""

@@ -6,19 +6,21 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torch_sink.common.containers import leaves as leaves_of
 from torch_sink.errors import SinkError, add_hints, add_note
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, ranks_in_context, tell
-from torch_sink.loop.core.batches import Sink, epoch_length, tensors_among
+from torch_sink.loop.core.batches import epoch_length, tensors_among
 from torch_sink.loop.core.history import RunHistory, SinkResults
 from torch_sink.loop.core.host_sync import watch_host_syncs
-from torch_sink.loop.step.step import Engine, check_device
-from torch_sink.loop.step.train_state import TrainState
+from torch_sink.loop.step.step import Engine, TrainState, check_device
 from torch_sink.thread_waits import host_sync_allowed
+
+if TYPE_CHECKING:
+    from torch_sink.sink import SinkLoader
 
 _END = object()
 UNKNOWN_EPOCH_SINK = 1000
@@ -33,7 +35,7 @@ class TrainingRun:
     def __init__(
         self,
         state: TrainState,
-        loader: Sink,
+        loader: SinkLoader,
         callbacks: list[Callback],
         signals: list[str],
         note: Callable[[str], None],
@@ -67,15 +69,12 @@ class TrainingRun:
         self.history = state.history = RunHistory(_groups=len(state.optimizer.param_groups))
         bounds = [max_steps, None if length is None else length * epochs]
         self._arguments = about = RunArguments(train_network=state.model, network=state.model, mode="train")
-        about.update(
-            loss_fn=state.loss_fn, optimizer=state.optimizer, train_dataset=loader, accumulate=state.accumulate
-        )
+        about.update(loss_fn=state.loss_fn, optimizer=state.optimizer, accumulate=state.accumulate)
+        about.update(train_dataset=loader, list_callback=self._callbacks, dataset_sink_mode=True)
         about.update(epoch_num=epochs, cur_epoch_num=0, batch_num=length, cur_step_num=state.step_count)
         about.update(total_steps=min((bound for bound in bounds if bound is not None), default=None))
-        about.update(history=self.history, list_callback=self._callbacks, dataset_sink_mode=True)
-        about.update(stop_reasons=self._signals)
-        about.update(ranks_in_context(state.ranks), **fields)
-        self._context = RunContext(self._arguments)
+        about.update(ranks_in_context(state.ranks), history=self.history, stop_reasons=signals, **fields)
+        self._context = RunContext(about)
 
     def execute(self, prepare: Callable[[int], Engine]) -> RunHistory:
         """Run to the end, to a stop, or to an error, which is raised once the history has the steps before it."""
@@ -118,7 +117,7 @@ class TrainingRun:
         self._arguments.cur_epoch_num = progress.epochs + 1 + (self._arguments.initial_epoch or 0)
         self._event("on_train_epoch_begin")
         if self._train_epoch(engine):
-            engine.schedule.after_epoch()
+            engine.schedule.advance(epoch_ended=True)
             progress.epochs, progress.epoch_steps = progress.epochs + 1, 0
         self._event("on_train_epoch_end")
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,9 +18,12 @@ from torch_sink.common import reference
 from torch_sink.common.random_state import Draws, global_draws, twister_state
 from torch_sink.errors import SinkError, add_hints, add_note
 from torch_sink.loop.checkpoints import SHARDS_FOLDER, newest_checkpoint, read_checkpoint, write_checkpoint
-from torch_sink.loop.core.batches import Sink, Wrappers, is_sink
+from torch_sink.loop.core.batches import Wrappers, is_sink
 from torch_sink.loop.core.history import Progress
-from torch_sink.loop.step.train_state import TrainState
+from torch_sink.loop.step.step import TrainState
+
+if TYPE_CHECKING:
+    from torch_sink.sink import SinkLoader
 
 _log = logging.getLogger("torch_sink")
 OPTIONAL_PARTS = ("scheduler", "scaler", "average")
@@ -233,12 +236,12 @@ class LoaderPositions:
 
     def __init__(self) -> None:
         self._given: Callable[[], Any] = lambda: None
-        self._sink: Sink | None = None  # during a run
+        self._sink: SinkLoader | None = None  # during a run
         self._state: Any = None
         self._was_loaded = False
 
     @contextmanager
-    def opened(self, given: Any, wrappers: Wrappers) -> Iterator[Sink]:
+    def opened(self, given: Any, wrappers: Wrappers) -> Iterator[SinkLoader]:
         """A context with the SinkLoader of a run: `given` itself, or a wrapper with the position loaded for `given`."""
         with wrappers.over(given) as sink:
             if sink is not given and given is self._given() and self._was_loaded:

@@ -19,7 +19,7 @@ from torch_sink.loop.evaluation import Evaluator
 from torch_sink.loop.runner import Runner
 from torch_sink.loop.saving import load_state, resume, save, state_of
 from torch_sink.loop.step.scaler import StaticLossScaler
-from torch_sink.loop.step.train_state import TrainState
+from torch_sink.loop.step.step import TrainState
 from torch_sink.thread_waits import host_sync_allowed
 
 

@@ -14,12 +14,12 @@ from torch_sink.common.arguments import explains_other_names
 from torch_sink.common.integrations import is_only_checked, warn_if_unsharded
 from torch_sink.common.random_state import Draws
 from torch_sink.errors import SinkError
-from torch_sink.sink.lifetime import Life
 from torch_sink.sink.options import check_arguments, make_slots, open_loader, resolve_device
 from torch_sink.sink.producer import Producer, ThreadProducer
 from torch_sink.sink.slots import ImageFormat
 from torch_sink.sink.stats import QueueStats
 from torch_sink.sink.traversal import Batches, Traversal
+from torch_sink.sink.workers import Life
 from torch_sink.thread_waits import here, host_sync_allowed
 
 

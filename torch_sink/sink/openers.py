@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import GeneratorType
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch_sink.common.random_state import RandomState, find_generators, generat
 from torch_sink.common.slab_writer import SlabCollate
 from torch_sink.common.slabs import Slabs
 from torch_sink.damage.loaders import give_partial_batches
-from torch_sink.damage.report import or_current, policy_of_thread
+from torch_sink.damage.report import current_policy, policy_of_thread
 from torch_sink.errors import add_hints
 from torch_sink.sink.snapshots import ReportingContext, SnapshotCollate, WorkerInit
 from torch_sink.sink.workers import WorkerGuard
@@ -44,11 +43,11 @@ class Opener:
     keeps_workers = False  # workers, and their generators, go on to the next pass
     pins_batches = False  # batches come in page-locked memory that nobody writes to again
 
-    def __init__(self, loader: Any, policy: str | None = None, *, is_function: bool = False) -> None:
+    def __init__(self, loader: Any, policy: str | None = None) -> None:
         self.loader = loader  # None while nobody uses it
         self.policy = policy  # on broken files; None leaves it to the image backend
         self.policy_of_iterators = policy  # while the loader's own iterators run; None for those made here
-        self.runs_in_thread = self._is_function = is_function  # a thread reads the batches
+        self.runs_in_thread = self._is_function = not isinstance(loader, Iterable)  # a thread reads the batches
         self.generators = find_generators(loader) if isinstance(loader, DataLoader) else []  # its samplers' too
 
     def open(self) -> Iterator[Any]:
@@ -113,8 +112,9 @@ class DataLoaderOpener(Opener):
         self._found = _attributes_of(loader)
         self.prepare_workers({})
         self.copy: Any = copy.copy(loader)
+        make: Any = weakref.WeakMethod(self.make_iterator)  # weak, because a cycle would keep the workers
         # Not through attribute assignment, which a DataLoader refuses after it was made.
-        vars(self.copy).update(_iterator=None, _get_iterator=functools.partial(_make_iterator, weakref.ref(self)))
+        vars(self.copy).update(_iterator=None, _get_iterator=lambda: make()())
 
     def prepare_workers(self, snapshots: dict[int, RandomState], placeholders: int = 0) -> None:
         """The workers that are started next go on from snapshots of generators, the first ones with an empty batch."""
@@ -134,7 +134,7 @@ class DataLoaderOpener(Opener):
 
     def make_iterator(self) -> Any:
         """A new iterator of the copy, whose workers write to slabs and report what they cannot send."""
-        loader, made_with, policy = self.loader, vars(self.copy), or_current(self.policy)
+        loader, made_with, policy = self.loader, vars(self.copy), self.policy or current_policy()
         self.worker_generators = generator_states(self.generators)
         slabs = self._free_slabs()
         if self.has_workers:
@@ -198,12 +198,6 @@ def _attributes_of(loader: DataLoader[Any]) -> dict[str, Any]:
     """The attributes by which a DataLoader makes its iterators, and the generators that it draws from."""
     shown = {name: value for name, value in vars(loader).items() if not name.startswith("_") or name == _CONTEXT}
     return shown | {f"generator {number}": one for number, one in enumerate(find_generators(loader))}
-
-
-def _make_iterator(opener_of: weakref.ref[DataLoaderOpener]) -> Any:
-    """Stands in for the copy's `_get_iterator`; holds the opener weakly, because a cycle would keep the workers."""
-    opener: Any = opener_of()
-    return opener.make_iterator()
 
 
 def stop_workers_under(batches: Any) -> None:

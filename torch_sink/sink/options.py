@@ -95,7 +95,7 @@ def open_loader(loader: Any, policy: str | None = None) -> Resuming:
             return ByOwnState(DataLoaderOpener(loader, policy, sends_states=True))
         # Others make iterators in their own way (those of training libraries, timm's): as any iterable.
     _check_gives_batches(loader)
-    return ByMakingAgain(Opener(loader, policy, is_function=not isinstance(loader, Iterable)))
+    return ByMakingAgain(Opener(loader, policy))
 
 
 def _check_gives_batches(loader: Any) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -86,12 +86,6 @@ class IndexLists:
         if earlier:
             set_generator_states(self.generators, earlier[-1])
 
-    def raise_failure(self) -> None:
-        """Raises, once, what the sampler raised."""
-        failure, self.failure = self.failure, None
-        if failure is not None:
-            raise failure
-
 
 class ResumableSampler:
     """The user's (batch) sampler; can skip the first index lists of its next traversal."""
@@ -133,36 +127,18 @@ class ResumableSampler:
         return itertools.chain([[]] * self.placeholders, self.lists.read(lists, self.skip, self.after_skip))
 
 
+@dataclass(eq=False)
 class Pass:
-    """One traversal of a loader. Its opener holds no reference to it, or the cycle would keep the workers.
+    """One traversal of a loader. Its opener holds no reference to it, or the cycle would keep the workers."""
 
-    Args:
-        opener: what began the pass.
-        start: how to begin it once more.
-        batches: the loader's iterator.
-        drop: results to drop first: placeholders of `ResumableSampler`, or batches that were consumed already.
-        lists: the index lists of its sampler; None for a loader without them.
-        loader_state: gives the state of a loader that keeps its own, as it is after the latest batch.
-    """
-
-    def __init__(
-        self,
-        opener: Opener,
-        start: PassStart,
-        batches: Iterator[Any],
-        *,
-        drop: int = 0,
-        lists: IndexLists | None = None,
-        loader_state: Callable[[], Any] = lambda: None,
-    ) -> None:
-        self.opener = opener
-        self.start = start
-        self.batches = batches
-        self.drop = drop
-        self.lists = lists
-        self.loader_state = loader_state
-        self.lost = DecodeReport()  # samples of the batches that were consumed
-        self.left_out = 0  # batches without samples among these
+    opener: Opener
+    start: PassStart
+    batches: Iterator[Any]  # the loader's iterator
+    drop: int = 0  # results to drop first: placeholders of `ResumableSampler`, or batches that were consumed already
+    lists: IndexLists | None = None  # of its sampler; None for a loader without them
+    loader_state: Callable[[], Any] = lambda: None  # gives the state, after the latest batch, of one that keeps its own
+    lost: DecodeReport = field(default_factory=DecodeReport)  # samples of the batches that were consumed
+    left_out: int = 0  # batches without samples among these
 
     def receive(self) -> Item:
         """The next batch, or the end; what the loader raises, as an item. One thread at a time may call this."""
@@ -223,8 +199,9 @@ class Pass:
                 "the dataset or collate_fn raised StopIteration, which a DataLoader takes for the end of the pass; "
                 f"raise another exception. It said: {stop}"
             ) from stop
-        if self.lists is not None:
-            self.lists.raise_failure()
+        if self.lists is not None and self.lists.failure is not None:
+            failure, self.lists.failure = self.lists.failure, None
+            raise failure
 
     def stop(self) -> None:
         """Gives back what the pass holds. Idempotent."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch_sink.common.random_state import RandomState, as_bytes, as_tensor, as_tensors
 
@@ -25,16 +25,6 @@ class PassStart:
     kept_workers: bool = False  # those of the last pass went on, so no seed was drawn for new ones
 
 
-class ResumePoint(NamedTuple):
-    """The place in a pass where a resumed run goes on."""
-
-    start: PassStart
-    skip: int  # batches of it that were consumed already
-    worker_states: dict[int, RandomState]  # after their last consumed batch
-    random_state: RandomState  # of the global generators at the checkpoint (batches made in this process)
-    loader_state: Any
-
-
 @dataclass
 class Position:
     """Counts of consumed batches, and the pass that they come from."""
@@ -48,7 +38,8 @@ class Position:
     # Snapshot of each worker after its last consumed batch. Replaced, never changed, for old items refer to it.
     worker_states: dict[int, RandomState] = field(default_factory=dict)
     loader_state: Any = None  # of a loader that keeps its own, after the last consumed batch
-    resume: ResumePoint | None = None  # of a state that was loaded, until the pass is begun there
+    resume: PassStart | None = None  # of a state that was loaded, until its pass is entered behind `batch_in_pass`
+    random_state: RandomState = b""  # of the global generators at that checkpoint (batches made in this process)
     loaded_state: dict[str, Any] = field(default_factory=dict)  # the state that `resume` comes from
 
     def next_pass(self, keeps_workers: bool) -> None:
@@ -99,22 +90,18 @@ def read_state(state: dict[str, Any]) -> Position:
         )
     has_begun, random_state = state["pass_has_begun"], as_bytes(state["random_state"])
     worker_states = {int(worker): as_bytes(one) for worker, one in state["worker_states"].items()}
-    position = Position(worker_states=worker_states, loader_state=state["loader_state"])
+    position = Position(worker_states=worker_states, loader_state=state["loader_state"], loaded_state=dict(state))
     for name in COUNTS:
         setattr(position, name, int(state[name]))
-    start = PassStart(
+    position.resume = PassStart(
         position.pass_number,
         [as_bytes(one) for one in state["generators"]],
         [as_bytes(one) for one in state["worker_generators"]],
         as_bytes(state["pass_random_state"]) if has_begun else random_state,
         bool(state.get("kept_workers", False)),
     )
-    if has_begun:
-        position.start = start
-    else:
-        random_state = b""  # the pass draws from it on, so it is not set a second time
-    position.resume = ResumePoint(start, position.batch_in_pass, worker_states, random_state, position.loader_state)
-    position.loaded_state = dict(state)
+    if has_begun:  # else the pass draws from the random state on, so it is not set a second time
+        position.start, position.random_state = position.resume, random_state
     return position
 
 

@@ -64,8 +64,10 @@ class Producer:
         asked = time.monotonic()
         item, queued = self._next(asked, timeout_seconds)
         now = time.monotonic()
-        if item.slot >= 0 and queued < 0:
-            self.stats.made_on_demand(now - asked, asked - self.left_at)
+        if (
+            item.slot >= 0 and queued < 0
+        ):  # without a queue, a fetch of over half of the consumer's step counts as empty
+            self.stats.fetched(0, now - asked, empty=now - asked > 0.5 * (asked - self.left_at), full=False)
         elif item.slot >= 0:
             self.stats.fetched(queued, now - asked, empty=queued == 0, full=queued >= self.slots.count - 1)
         self.left_at = now
@@ -194,17 +196,14 @@ class ThreadProducer(Producer):
             elif now - dead_since > DEAD_WORKER_SECONDS:
                 if was_freed:
                     raise SinkError("a data worker died, and the wait for its batch could not be ended otherwise")
-                guard.free_reader(self._is_outside, FREE_READER_SECONDS)
+                guard.free_reader(lambda: self.making is None, FREE_READER_SECONDS)
                 if not self._leaves_loader(0.5):
                     raise SinkError("a data worker died in the middle of a message and its reader could not be freed")
                 dead_since, was_freed = None, True
 
-    def _is_outside(self) -> bool:
-        return self.making is None
-
     def _leaves_loader(self, seconds: float) -> bool:
         with self.changed:
-            return self.changed.wait_for(self._is_outside, seconds)
+            return self.changed.wait_for(lambda: self.making is None, seconds)
 
     def release(self) -> None:
         super().release()
@@ -220,7 +219,7 @@ class ThreadProducer(Producer):
             guard.is_cancelled = True
         # Also when an interrupted call has cancelled the pass already.
         if not self._leaves_loader(JOIN_SECONDS) and guard is not None and self.is_reading:
-            guard.free_reader(self._is_outside, FREE_READER_SECONDS)
+            guard.free_reader(lambda: self.making is None, FREE_READER_SECONDS)
         with self.changed:
             self.ready.clear()
             self.is_asked = False

@@ -19,7 +19,7 @@ from torch_sink.common.random_state import (
 )
 from torch_sink.sink.openers import DataLoaderOpener, Opener
 from torch_sink.sink.passes import Action, Pass, ResumableSampler
-from torch_sink.sink.position import PassStart, Position, ResumePoint
+from torch_sink.sink.position import PassStart, Position
 
 
 class Resuming:
@@ -42,7 +42,7 @@ class Resuming:
         are_kept = opener.keeps_workers and opener.guard is not None and not opener.is_broken
         return PassStart(number, states, opener.worker_generators if are_kept else states, kept_workers=are_kept)
 
-    def begin(self, number: int, resume: ResumePoint | None = None) -> Pass:
+    def begin(self, number: int, position: Position) -> Pass:
         """Begins pass `number`, or enters it, in the calling thread: workers are started and seeded here."""
         batch_sampler = getattr(self.opener.loader, "batch_sampler", None)
         owners = (getattr(self.opener.loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
@@ -50,15 +50,15 @@ class Resuming:
             set_epoch = getattr(owner, "set_epoch", None)
             if callable(set_epoch):
                 set_epoch(number)
-        if resume is not None:
-            return self._enter(resume)
+        if position.resume is not None:
+            return self._enter(position.resume, position)
         return self._open(replace(self.next_start(number), random_state=global_random_state()))
 
     def _open(self, start: PassStart) -> Pass:
         return Pass(self.opener, start, self.opener.open())
 
-    def _enter(self, resume: ResumePoint) -> Pass:
-        """Opens a pass behind its first `resume.skip` batches."""
+    def _enter(self, start: PassStart, position: Position) -> Pass:
+        """Opens a pass at a loaded position, behind the batches of it that were consumed."""
         raise NotImplementedError
 
     def _go_back(self, start: PassStart) -> None:
@@ -120,24 +120,24 @@ class ByIndexLists(Resuming):
         vars(opener.copy)["batch_sampler"] = self.sampler
         opener.sends_snapshots = True
 
-    def _enter(self, resume: ResumePoint) -> Pass:
+    def _enter(self, start: PassStart, position: Position) -> Pass:
         # The global generators are left as the checkpoint (batches made here) or the caller (workers) had them.
-        opener, start, before = self.opener, resume.start, global_random_state()
+        opener, skip, before = self.opener, position.batch_in_pass, global_random_state()
         self._go_back(start)
         at_last_iter = self._at_last_iter(start)
         if opener.has_workers:
             # Out of order, a batch could overtake a placeholder and be dropped in its place.
-            placeholders = resume.skip % opener.loader.num_workers if getattr(opener.loader, "in_order", True) else 0
-            opener.prepare_workers(resume.worker_states, placeholders)
-            self.sampler.arm(resume.skip, placeholders, at_last_iter)
+            placeholders = skip % opener.loader.num_workers if getattr(opener.loader, "in_order", True) else 0
+            opener.prepare_workers(position.worker_states, placeholders)
+            self.sampler.arm(skip, placeholders, at_last_iter)
             opened = self._open(start, placeholders)
             if start.random_state:
                 set_global_random_state(before)
             return opened
-        put_back = (lambda: set_global_random_state(resume.random_state)) if resume.random_state else None
-        self.sampler.arm(resume.skip, 0, at_last_iter, after_skip=put_back)
+        put_back = (lambda: set_global_random_state(position.random_state)) if position.random_state else None
+        self.sampler.arm(skip, 0, at_last_iter, after_skip=put_back)
         opened = self._open(start)
-        if put_back is not None and not resume.skip:
+        if put_back is not None and not skip:
             put_back()
         return opened
 
@@ -192,22 +192,22 @@ class ByOwnState(Resuming):
     def next_start(self, number: int) -> PassStart:
         return PassStart(number, generator_states(self.generators))
 
-    def _enter(self, resume: ResumePoint) -> Pass:
-        opener, start = self.opener, resume.start
+    def _enter(self, start: PassStart, position: Position) -> Pass:
+        opener = self.opener
         opener.forget_workers()
         # Loading makes the sampler repeat its draws at the beginning of the pass, so the generators are put back to
         # that moment. Afterwards they go on from the moment of the state.
         set_generator_states(self.generators, start.generators)
         if start.random_state and not opener.has_workers:
             set_global_random_state(start.random_state)
-        if resume.loader_state is not None:
-            self._load(resume.loader_state, draws_again=len(start.generators) == len(self.generators))
-        if start.random_state and not resume.random_state:
+        if position.loader_state is not None:
+            self._load(position.loader_state, draws_again=len(start.generators) == len(self.generators))
+        if start.random_state and not position.random_state:
             set_global_random_state(start.random_state)
-        opener.prepare_workers(resume.worker_states if opener.sends_snapshots else {})
+        opener.prepare_workers(position.worker_states if opener.sends_snapshots else {})
         opened = self._open(start)
-        if resume.random_state and not opener.has_workers:
-            set_global_random_state(resume.random_state)
+        if position.random_state and not opener.has_workers:
+            set_global_random_state(position.random_state)
         return opened
 
     def _open(self, start: PassStart) -> Pass:
@@ -252,20 +252,20 @@ class ByMakingAgain(Resuming):
         self.can_reenter = isinstance(opener, DataLoaderOpener)  # other iterators just go on after Ctrl-C
         self.can_start_over = not isinstance(opener.loader, Iterator)
 
-    def _enter(self, resume: ResumePoint) -> Pass:
-        start, before = resume.start, global_random_state()
+    def _enter(self, start: PassStart, position: Position) -> Pass:
+        before, skip = global_random_state(), position.batch_in_pass
         self._go_back(start)
         opened = self._open(start)
         if self.opener.has_workers:
-            opened.drop = resume.skip  # where they are received; the global generators are left as the caller had them
+            opened.drop = skip  # where they are received; the global generators are left as the caller had them
             if start.random_state:
                 set_global_random_state(before)
             return opened
-        for _ in range(resume.skip):
+        for _ in range(skip):
             with contextlib.suppress(Exception):  # what they raise was raised before the checkpoint
                 next(opened.batches)
-        if resume.random_state:
-            set_global_random_state(resume.random_state)
+        if position.random_state:
+            set_global_random_state(position.random_state)
         return opened
 
     def not_covered(self) -> list[str]:

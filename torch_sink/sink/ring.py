@@ -18,28 +18,13 @@ from torch_sink.sink.slots import ImageFormat, Slots, execute_lazy
 log = logging.getLogger("torch_sink")
 
 
-class Staging:
-    """Page-locked host memory of one leaf in one slot, made when a batch first has to be copied there."""
-
-    def __init__(self, make: Callable[[], torch.Tensor]) -> None:
-        self._make = make
-        self.memory: torch.Tensor | None = None
-
-    def take(self, leaf: torch.Tensor) -> torch.Tensor:
-        """A copy of a leaf, which may have fewer rows than the memory."""
-        if self.memory is None:
-            self.memory = self._make()
-        rows = self.memory if leaf.shape == self.memory.shape else self.memory[: leaf.shape[0]]
-        return rows.copy_(leaf)
-
-
 class Place(NamedTuple):
     """Memory of one leaf of a batch in one slot."""
 
     plan: LeafPlan
     buffer: torch.Tensor  # on the device
     landing: torch.Tensor  # on the device, before dtype and layout change; the buffer itself where they stay
-    staging: Staging
+    staging: list[torch.Tensor]  # page-locked host memory; [] until a batch first has to be copied there
 
     def of(self, leaf: torch.Tensor) -> Place | None:
         """The first rows of this place, as many as `leaf` has; None if `leaf` does not fit in."""
@@ -151,7 +136,6 @@ class DeviceRing(Slots):
         return filled._replace(leaves=settled).batch(), settled, loss
 
     def open(self, slot: int, batch: Any) -> Any:
-        """Makes the current stream wait, on the device, until the batch is there."""
         if self.protocol is not None:
             self.protocol.begin_use(slot)
         return batch
@@ -161,7 +145,6 @@ class DeviceRing(Slots):
             self.protocol.end_use(slot)
 
     def static_index(self, slot: int) -> int | None:
-        """The slot, if its batch lies in it at full size: its addresses are those of every such batch."""
         return slot if self.slots[slot].is_static else None
 
     def static_batches(self, batch: Any) -> dict[int, Any]:
@@ -181,11 +164,9 @@ class DeviceRing(Slots):
         return f"up to slots={self.count}{bound}, planned at the first batch"
 
     def bytes_planned(self) -> int | None:
-        """Device bytes of the whole ring; 0 before the first batch."""
         return 0 if self.plan is None else self.plan.device_bytes
 
     def start_over(self) -> None:
-        """The next batch may have another shape, or be lazy where the last one was not."""
         self.may_plan_anew = True
 
     def _leave_unless_fitting(self, batch: list[Any]) -> None:
@@ -215,7 +196,7 @@ class DeviceRing(Slots):
                 for leaf in plan.leaves
             ]
             rows = [list(zip(plan.leaves, landings, strict=True))] * plan.slots
-            self.slots = [Slot([leaf and self._new_place(leaf, landing) for leaf, landing in row]) for row in rows]
+            self.slots = [Slot([leaf and self._place(leaf, landing) for leaf, landing in row]) for row in rows]
             self.ops.follow(self.ops.default_stream())  # the cache hands out blocks that its kernels may still read
         self.count, self.plan = plan.slots, plan
         self.protocol = SlotProtocol(plan.slots, self.ops)
@@ -225,14 +206,9 @@ class DeviceRing(Slots):
         self.allocations += 1
         return self.ops.empty(shape, dtype, layout)
 
-    def _new_place(self, plan: LeafPlan, landing: torch.Tensor | None) -> Place:
+    def _place(self, plan: LeafPlan, landing: torch.Tensor | None) -> Place:
         buffer = self._new(plan.shape, plan.dtype, plan.memory_format)
-        staging = Staging(lambda: self._new_pinned(plan.shape, plan.source_dtype))
-        return Place(plan, buffer, buffer if landing is None else landing, staging)
-
-    def _new_pinned(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        self.allocations += 1
-        return self.ops.empty_pinned(shape, dtype)
+        return Place(plan, buffer, buffer if landing is None else landing, [])
 
     def _copy_ordinary(self, memory: Slot, leaves: list[Any]) -> list[Any]:
         """The leaves in the slot or elsewhere on the device; lazy ones, numbers and strings as they are."""
@@ -255,15 +231,14 @@ class DeviceRing(Slots):
         if place is None:
             self.allocations += 1
             odd = torch.empty(leaf.shape, dtype=leaf.dtype, device=self.ops.device)
-            own = Staging(lambda: self.ops.empty_pinned(leaf.shape, leaf.dtype))
-            self.ops.copy(odd, self._sendable(leaf, own, memory))
+            self.ops.copy(odd, self._sendable(leaf, place, memory))
             return self.form.convert(odd)
-        self.ops.copy(place.landing, self._sendable(leaf, place.staging, memory))
+        self.ops.copy(place.landing, self._sendable(leaf, place, memory))
         if place.landing is not place.buffer:
             self.ops.copy(place.buffer, place.landing)  # dtype and layout change here, on the device
         return place.buffer
 
-    def _sendable(self, leaf: torch.Tensor, staging: Staging, memory: Slot) -> torch.Tensor:
+    def _sendable(self, leaf: torch.Tensor, place: Place | None, memory: Slot) -> torch.Tensor:
         """`leaf` as page-locked or device memory in contiguous layout; before workers have slabs as it is."""
         if self._is_on_device(leaf):
             memory.kept.append(leaf)
@@ -273,7 +248,13 @@ class DeviceRing(Slots):
             return leaf
         if self.batches_spared > 0 and leaf.is_contiguous():
             return leaf  # the driver takes it over before it returns
-        return staging.take(leaf)
+        if place is None:
+            return self.ops.empty_pinned(leaf.shape, leaf.dtype).copy_(leaf)
+        if not place.staging:
+            self.allocations += 1
+            place.staging.append(self.ops.empty_pinned(place.plan.shape, place.plan.source_dtype))
+        staging = place.staging[0]
+        return (staging if leaf.shape == staging.shape else staging[: leaf.shape[0]]).copy_(leaf)
 
     def _is_on_device(self, leaf: Any) -> bool:
         return isinstance(leaf, torch.Tensor) and leaf.device == self.ops.device and leaf.device.type != "cpu"
@@ -285,7 +266,8 @@ class DeviceRing(Slots):
             return leaf
         place = memory.places[position] if position < len(memory.places) else None
         buffer = None if place is None else place.buffer
-        if buffer is not None and has_address(leaf) and leaf.data_ptr() == buffer.data_ptr():
+        has_address = leaf.layout is torch.strided and not leaf.is_nested
+        if buffer is not None and has_address and leaf.data_ptr() == buffer.data_ptr():
             memory.is_static &= leaf.shape == buffer.shape
             return leaf
         memory.kept.append(leaf)
@@ -299,8 +281,3 @@ class DeviceRing(Slots):
 def moves_itself(leaf: Any) -> bool:
     """Whether `leaf` offers the method by which tensors, and by convention other parts of a batch, change device."""
     return callable(getattr(leaf, "to", None))
-
-
-def has_address(leaf: torch.Tensor) -> bool:
-    """Whether the values of `leaf` lie in one place."""
-    return leaf.layout is torch.strided and not leaf.is_nested

@@ -18,7 +18,7 @@ from torch_sink.common.containers import (
     select_samples,
 )
 from torch_sink.common.slabs import Slabs
-from torch_sink.damage.report import DecodeReport, check_policy, or_current
+from torch_sink.damage.report import DecodeReport, check_policy, current_policy
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def execute_lazy(batch: Flat, form: ImageFormat, targets: dict[int, torch.Tensor
     lazy = {id(leaf): leaf for leaf in batch.leaves if is_lazy(leaf)}
     if not lazy:
         return batch, None
-    policy = or_current(form.on_decode_error)
+    policy = form.on_decode_error or current_policy()
     results = {
         key: leaf.__torch_sink_execute__(
             form.device,

@@ -116,10 +116,6 @@ class StatsCollector:
             self.judged_empty += empty
             self.consumer_waits.append(waited_seconds)
 
-    def made_on_demand(self, waited_seconds: float, step_seconds: float) -> None:
-        """Counts a fetch without a queue: as one of an empty queue if it took over half of the consumer's step."""
-        self.fetched(0, waited_seconds, empty=waited_seconds > 0.5 * step_seconds, full=False)
-
     def recent(self, queue_size: int, waited_seconds: float) -> str:
         """The latest queue sizes and waits, oldest first, this fetch last: what a timeout message shows."""
         waits = [*self.latest_waits, waited_seconds][-LAST_SHOWN:]
@@ -128,16 +124,17 @@ class StatsCollector:
 
     def collected(self, bytes_held: int) -> QueueStats:
         """The figures so far; `bytes_held` are those of the slots now."""
-        consumer, producer = _sorted(self.consumer_waits or self.latest_waits), _sorted(self.producer_waits)
+        consumer = _percentiles(self.consumer_waits or self.latest_waits, 0.50, 0.90, 0.99)
+        producer = _percentiles(self.producer_waits, 0.50, 0.99)
         return QueueStats(
             batches=self.batches,
             empty=self.empty,
             full=self.full,
-            consumer_wait_p50_seconds=_percentile(consumer, 0.50),
-            consumer_wait_p90_seconds=_percentile(consumer, 0.90),
-            consumer_wait_p99_seconds=_percentile(consumer, 0.99),
-            producer_wait_p50_seconds=_percentile(producer, 0.50),
-            producer_wait_p99_seconds=_percentile(producer, 0.99),
+            consumer_wait_p50_seconds=consumer[0],
+            consumer_wait_p90_seconds=consumer[1],
+            consumer_wait_p99_seconds=consumer[2],
+            producer_wait_p50_seconds=producer[0],
+            producer_wait_p99_seconds=producer[1],
             bytes_held=bytes_held,
             skipped=self.loss.skipped,
             replaced=self.loss.replaced,
@@ -147,9 +144,6 @@ class StatsCollector:
         )
 
 
-def _sorted(waits: deque[float]) -> list[float]:
-    return sorted(waits.copy())  # copy() is one C call: the writer may append meanwhile
-
-
-def _percentile(ordered: list[float], share: float) -> float:
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+def _percentiles(waits: deque[float], *shares: float) -> list[float]:
+    ordered = sorted(waits.copy()) or [0.0]  # copy() is one C call: the writer may append meanwhile
+    return [ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in shares]

@@ -11,12 +11,12 @@ from torch_sink.common.random_state import RandomState, global_random_state, set
 from torch_sink.damage.loaders import end_pass
 from torch_sink.damage.report import add_to_report
 from torch_sink.errors import SinkError, add_hints, add_note
-from torch_sink.sink.lifetime import Life
 from torch_sink.sink.passes import Item, Pass
 from torch_sink.sink.position import Position, check_resumed, read_state
 from torch_sink.sink.producer import Producer
 from torch_sink.sink.resuming import Resuming
 from torch_sink.sink.slots import Slots
+from torch_sink.sink.workers import Life
 from torch_sink.thread_waits import here, host_sync_allowed
 
 
@@ -215,7 +215,7 @@ class Traversal:
     def _begin_pass(self) -> None:
         number = self.passes[-1].start.number + 1 if self.passes else self.position.pass_number
         self.producer.park()
-        begun = self.resuming.begin(number, self.position.resume)
+        begun = self.resuming.begin(number, self.position)
         self.passes.append(begun)
         if len(self.passes) == 1:
             self.position.start = begun.start
@@ -299,7 +299,8 @@ class Batches(Iterator[Any]):
         if self._life.ended is not None:
             raise SinkError(self._life.ended)
         if here.watches and not here.allowances:
-            return self._next_unwatched()
+            with host_sync_allowed():  # making batches is not what `no_host_sync()` looks at
+                return next(self)
         self.given = None, None  # or the batch would be kept while the next one is made
         try:
             item = self._traversal.next_item(self.iteration)
@@ -310,8 +311,3 @@ class Batches(Iterator[Any]):
         # A batch that is given back comes again, and the consumer may have put other tensors into it by then.
         self.given, item.leaves = (batch, item.leaves), None
         return batch
-
-    @host_sync_allowed()
-    def _next_unwatched(self) -> Any:
-        """Making batches is not what `no_host_sync()` looks at."""
-        return next(self)

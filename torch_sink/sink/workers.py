@@ -1,15 +1,21 @@
-"""Guards the worker processes of a DataLoader's iterator: death in order, no stuck reader, a bounded stop."""
+"""The workers of a DataLoader's iterator, and the end of a SinkLoader: nothing outlives it.
+
+Workers are guarded: death in order, no stuck reader, a bounded stop. Garbage collection and interpreter exit close what
+the user did not.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import multiprocessing
 import os
 import signal
+import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from multiprocessing.connection import wait as wait_for_sentinels
 from typing import Any
 
@@ -17,7 +23,6 @@ import torch
 from torch.utils.data import _utils
 
 from torch_sink.common import after_fork_in_child
-from torch_sink.sink.lifetime import run_first_at_exit
 
 POLL_SECONDS = 0.5  # torch's own interval is 5 s: too long to close, or to report a death, in time
 GRACE_SECONDS = 1.5  # what workers get to leave by themselves
@@ -26,6 +31,8 @@ DEATH_SHOWS_SECONDS = 1.0
 FEEDER_SECONDS = 0.1
 
 _guards: weakref.WeakSet[WorkerGuard] = weakref.WeakSet()
+_lives: weakref.WeakSet[Life] = weakref.WeakSet()
+_left: list[Callable[[], object]] = []  # close at exit: no thread can be started for them any more
 
 
 class PassCancelled(Exception):
@@ -144,17 +151,13 @@ class WorkerGuard:
             often = " (often the out-of-memory killer)" if name == "SIGKILL" else ""
             how.append(f"exit code {code}" if name is None else f"killed by {name}{often}")
         death = RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly: {', '.join(how)}")
-        vars(death)["sink_batches"] = self._batches_of_the_dead()
-        raise death from error
-
-    def _batches_of_the_dead(self) -> list[int]:
-        """Batches that the dead workers had to make, counted from the awaited one; [] if they come in any order."""
+        # Batches that the dead workers had to make, counted from the awaited one; [] if they come in any order.
         iterator = self.iterator
-        if not getattr(iterator, "_in_order", True):
-            return []
         dead = [number for number, worker in enumerate(iterator._workers) if worker in self._first_dead]
-        tasks = sorted(iterator._task_info.items())
-        return [number - iterator._rcvd_idx for number, (worker, *made) in tasks if worker in dead and not made]
+        tasks = sorted(iterator._task_info.items()) if getattr(iterator, "_in_order", True) else []
+        batches = [number - iterator._rcvd_idx for number, (worker, *made) in tasks if worker in dead and not made]
+        vars(death)["sink_batches"] = batches
+        raise death from error
 
     def poll(self, timeout: float) -> tuple[bool, Any]:
         """What the iterator's `_try_get_data` does, in slices of half a second.
@@ -210,16 +213,6 @@ def _poll(guard_of: weakref.ref[WorkerGuard], timeout: float = _utils.MP_STATUS_
     return guard.poll(timeout)
 
 
-def _disown() -> None:
-    """In a forked child: the workers are the parent's. Dropping their iterator there, or leaving, would stop them."""
-    for one in list(_guards):
-        one.iterator._shutdown = True
-        multiprocessing.process._children.difference_update(one.iterator._workers)  # type: ignore[attr-defined]
-
-
-after_fork_in_child(_disown)
-
-
 def _ask_to_leave(iterator: Any, seconds: float) -> None:
     """Sets the event and ends the queues that the workers look at, without a thread.
 
@@ -258,3 +251,70 @@ def _complete_message(iterator: Any, is_done: Callable[[], bool], seconds: float
                 os.write(writer.fileno(), filler)
             except BlockingIOError:
                 time.sleep(0.002)
+
+
+class Life:
+    """The life of a SinkLoader: whether it can still be used, and what closes it.
+
+    `close` runs once: called by the user, by garbage collection or at exit. `ended` is the error message once the
+    loader cannot be used; checking it is cheaper than asking for the process id at each fetch.
+    """
+
+    def __init__(self, loader: Any, producer: Any, opener: Any, slots: Any) -> None:
+        self.ended: str | None = None
+        self.is_foreign = False  # in a child of the process that the SinkLoader belongs to
+        self.close = weakref.finalize(loader, self._end, producer, opener, slots)
+        self.close.atexit = False  # weakref's own exit hook may run after torch's
+        _lives.add(self)
+        run_first_at_exit()
+
+    def _end(self, producer: Any, opener: Any, slots: Any) -> None:
+        """Closes producer, workers and memory, in this order; not in a forked child, which owns none of them."""
+        if self.is_foreign:
+            return
+        self.ended = "this SinkLoader is closed; make a new one"
+        closing = [producer.close, opener.close, slots.close]
+        if threading.current_thread() is producer.thread:
+            # Garbage was collected in the thread that is to be stopped, which waits for nobody.
+            try:
+                threading.Thread(target=_call_all, args=(closing,), name="torch_sink-close").start()
+            except RuntimeError:  # from Python 3.12 on, once the interpreter ends
+                _left.extend(closing)
+        else:
+            _call_all(closing)
+
+
+def _leave_to_parent() -> None:
+    """In a forked child: loaders and workers are the parent's; dropping an iterator, or leaving, would stop workers."""
+    for life in list(_lives):
+        life.is_foreign = True
+        life.ended = (
+            "this SinkLoader was made before os.fork(); its thread and workers belong to the parent process. "
+            "Make a new SinkLoader in the child."
+        )
+    for guard in list(_guards):
+        guard.iterator._shutdown = True
+        multiprocessing.process._children.difference_update(guard.iterator._workers)  # type: ignore[attr-defined]
+
+
+after_fork_in_child(_leave_to_parent)
+
+
+def run_first_at_exit() -> None:
+    """Makes our exit hook the latest, which runs first: before torch forbids the shutdown of workers.
+
+    Called again when workers were started: torch may have registered a hook that waits 5 s for each of them.
+    """
+    atexit.unregister(_close_all)
+    atexit.register(_close_all)
+
+
+def _close_all() -> None:
+    _call_all([*(life.close for life in list(_lives)), *_left])
+
+
+def _call_all(closing: Iterable[Callable[[], object]]) -> None:
+    """Calls all in order, even if one raises, as the cleanup of a user's generator may."""
+    with contextlib.ExitStack() as stack:
+        for close in reversed(list(closing)):
+            stack.callback(close)

@@ -23,8 +23,7 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils import fetch
 
 from torch_sink.common.patches import WORKER_LOOPS, Patches, WorkerLoop
-from torch_sink.tracing.outputs import write_page, write_picture, write_trace
-from torch_sink.tracing.spans import Span, SpanLog, host_lane
+from torch_sink.tracing.spans import Span, SpanLog, host_lane, write_page, write_picture, write_trace
 
 __all__ = ["timeline"]
 
@@ -147,18 +146,14 @@ class DeviceClock:
         """Waits for the devices in use, and adds their spans to the log."""
         nows: dict[torch.device, tuple[Any, int]] = {}  # events of different devices cannot be compared
         for (lane, name, stream, begin), end in self.pairs:
-            if stream.device not in nows:
-                nows[stream.device] = self._now(stream)
+            if stream.device not in nows:  # an event after all work of the device, and the host's time at that event
+                torch.cuda.synchronize(stream.device)
+                event = self._event(stream)
+                event.synchronize()
+                nows[stream.device] = event, time.perf_counter_ns()
             now, nanoseconds = nows[stream.device]
             first, last = (nanoseconds - round(event.elapsed_time(now) * 1e6) for event in (begin, end))
             log.add(lane, name, first, last)
-
-    def _now(self, stream: Any) -> tuple[Any, int]:
-        """An event after all work on the device of a stream, and the time of the host at that event."""
-        torch.cuda.synchronize(stream.device)
-        event = self._event(stream)
-        event.synchronize()
-        return event, time.perf_counter_ns()
 
 
 class Hook(NamedTuple):

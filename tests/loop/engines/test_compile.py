@@ -128,18 +128,17 @@ def test_what_a_config_asks_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(torch, "compile", note)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    eager, fast = compiler.eager_random_backend, compiler.fast_random_backend
-    for config, backend, cuda_graphs in (
-        (JitConfig(), eager, False),
-        (JitConfig(fast_random=True), fast, False),
-        (JitConfig(jit_level="O2"), eager, True),
-        (JitConfig(jit_level="O2", exc_mode="no_sink"), eager, False),
-        (JitConfig(exc_mode="sink"), eager, True),
+    for config, cuda_graphs in (
+        (JitConfig(), False),
+        (JitConfig(fast_random=True), False),
+        (JitConfig(jit_level="O2"), True),
+        (JitConfig(jit_level="O2", exc_mode="no_sink"), False),
+        (JitConfig(exc_mode="sink"), True),
     ):
         jit_with(make_loop, config)
-        as_eager = {"fallback_random": True, "layout_optimization": False} if backend is eager else {}
+        as_eager = {} if config.fast_random else {"fallback_random": True, "layout_optimization": False}
         # An environment variable could turn them on.
-        assert asked.pop() == (backend, {"triton.cudagraphs": cuda_graphs, **as_eager})
+        assert asked.pop() == (compiler.inductor_backend, {"triton.cudagraphs": cuda_graphs, **as_eager})
 
 
 @pytest.mark.parametrize("fast_random", [False, True])

@@ -29,7 +29,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         recorded.append(graph)
         return graph.forward
 
-    monkeypatch.setattr(compiler, "eager_random_backend", backend)
+    monkeypatch.setattr(compiler, "inductor_backend", backend)
     torch._dynamo.reset()
     return recorded
 

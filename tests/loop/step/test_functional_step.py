@@ -123,7 +123,7 @@ def test_under_jit(clip: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     graphs: list[Any] = []
     monkeypatch.setattr(
         compiler,
-        "eager_random_backend",
+        "inductor_backend",
         lambda graph, inputs, *, options: graphs.append(graph) or graph.forward,
     )
     torch._dynamo.reset()

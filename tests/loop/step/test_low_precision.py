@@ -252,7 +252,7 @@ def test_compiled_code_computes_in_the_same_dtypes(level: str, monkeypatch: pyte
     graphs: list[Any] = []
     monkeypatch.setattr(
         compiler,
-        "eager_random_backend",
+        "inductor_backend",
         lambda graph, inputs, *, options: graphs.append(graph) or graph.forward,
     )
 

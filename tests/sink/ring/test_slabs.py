@@ -413,8 +413,8 @@ def test_what_is_read_in_slabs_is_staged_nowhere(fake_cuda: FakeCuda, workers: i
             for number, batch in enumerate(loader):
                 assert is_as_made([leaf.cpu() for leaf in batch], number)
         places = [slot.places for slot in loader._slots.slots]
-        assert [vectors.staging.memory is None for vectors, _ in places] == [workers > 0] * 3
-        assert [labels.staging.memory is None for _, labels in places] == [False] * 3
+        assert [vectors.staging == [] for vectors, _ in places] == [workers > 0] * 3
+        assert [labels.staging == [] for _, labels in places] == [False] * 3
 
 
 def test_memory_that_cannot_be_page_locked_is_used_all_the_same(

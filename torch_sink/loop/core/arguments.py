@@ -36,16 +36,8 @@ def check_count(name: str, value: Any, *, minimum: int, special: int | None = No
         raise ValueError(f"{name}={value}; pass {allowed}")
 
 
-def check_model(model: Any, *, trains: bool) -> None:
-    """Raise TypeError unless `model` is a module; ValueError if it `trains` but no parameter requires a gradient."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model is a {type(model).__name__}; pass a torch.nn.Module")
-    if trains and not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ValueError("model has no parameter that requires a gradient, so there is nothing to train")
-
-
-def unwrap_optimizer(optimizer: Any, amp: str) -> torch.optim.Optimizer:
-    """The optimizer without the wrappers of other libraries; raises if the loop cannot step it."""
+def unwrap_optimizer(optimizer: Any, amp: str, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer without the wrappers of other libraries; raises if the loop cannot train the model with it."""
     if scaler_of(optimizer) is not None and amp != "O0":
         raise ValueError(
             f"the optimizer was prepared with a loss scaler of its own and amp={amp!r} brings another; "
@@ -64,11 +56,22 @@ def unwrap_optimizer(optimizer: Any, amp: str) -> torch.optim.Optimizer:
         )
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise TypeError("SparseAdam counts steps on the host and takes sparse gradients; pass a dense optimizer")
+    owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if not any(id(p) in owned for p in model.parameters()):  # as after `model.to()` made new ones
+        raise ValueError(
+            "optimizer holds none of the model's parameters; build it after the model is complete: "
+            "torch.optim.SGD(model.parameters(), ...)"
+        )
     return optimizer
 
 
-def unwrap_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> Any:
-    """The scheduler without another library's wrapper; raises unless it belongs to the optimizer."""
+def unwrap_scheduler(scheduler: Any, schedule: Any, optimizer: torch.optim.Optimizer) -> Any:
+    """The scheduler without another library's wrapper; raises unless it belongs to the optimizer.
+
+    `schedule` says when it steps; without a scheduler it may be left out.
+    """
+    if schedule is not None:
+        check_choice("schedule", schedule, ("step", "epoch"))
     if scheduler is None:
         return None
     scheduler = inner_scheduler(scheduler)
@@ -85,19 +88,13 @@ def unwrap_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> Any:
     owner = getattr(scheduler, "optimizer", None)
     if owner is not None and inner_optimizer(owner) is not optimizer:
         raise ValueError("scheduler changes another optimizer than the one passed; build it from this optimizer")
-    return scheduler
-
-
-def check_schedule(schedule: Any, scheduler: Any) -> None:
-    """Raise ValueError unless `schedule` says when a scheduler steps; without a scheduler it may be left out."""
-    if schedule is not None:
-        check_choice("schedule", schedule, ("step", "epoch"))
-    elif scheduler is not None:
+    if schedule is None:
         raise ValueError(
             f"scheduler={type(scheduler).__name__}(...) needs schedule=, which says when it steps: schedule='epoch' at "
             "each epoch's end, where most tutorials call scheduler.step(); schedule='step' after each optimizer "
             "update, for schedules that count updates, such as OneCycleLR"
         )
+    return scheduler
 
 
 def resolve_device(actual: torch.device, device: torch.device | str | None) -> torch.device:
@@ -113,16 +110,6 @@ def resolve_device(actual: torch.device, device: torch.device | str | None) -> t
     return actual
 
 
-def check_optimizer_covers(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError if the optimizer holds none of the model's parameters, as after `model.to()` made new ones."""
-    owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if not any(id(p) in owned for p in model.parameters()):
-        raise ValueError(
-            "optimizer holds none of the model's parameters; build it after the model is complete: "
-            "torch.optim.SGD(model.parameters(), ...)"
-        )
-
-
 def check_takes(name: str, function: Any, *arguments: str) -> None:
     """Raise TypeError if a function cannot take these positional arguments; one without a signature passes."""
     try:
@@ -135,8 +122,15 @@ def check_takes(name: str, function: Any, *arguments: str) -> None:
         raise TypeError(f"{name} is called with ({', '.join(arguments)}), which it does not take: {error}") from error
 
 
-def check_functions(loss_fn: Any, forward: Any, *, trains: bool) -> None:
-    """Raise TypeError unless `loss_fn` or `forward` can compute the loss; without training both may be None."""
+def check_model(model: Any, loss_fn: Any, forward: Any, *, trains: bool) -> None:
+    """Raise unless the model can be used, and trained if it `trains`; so for `loss_fn` and `forward`.
+
+    One of these must compute the loss of a training; without training both may be None.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}; pass a torch.nn.Module")
+    if trains and not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError("model has no parameter that requires a gradient, so there is nothing to train")
     if forward is not None and not callable(forward):
         raise TypeError(f"forward is a {type(forward).__name__}; pass a function of (model, batch)")
     if forward is not None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol, TypeGuard
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor
 
 from torch_sink.common import reference
 from torch_sink.common.containers import leaves, map_leaves
+
+if TYPE_CHECKING:
+    from torch_sink.sink import SinkLoader  # whoever brings batches of another kind does not load it
 
 KEPT = 3  # SinkLoaders over plain loaders, such as one to train and two to evaluate
 _CONSTANTS = (int, float, complex, str, bytes, type(None))
@@ -91,31 +94,7 @@ def epoch_length(loader: Any, batches: int | None = None) -> int | None:
         return None
 
 
-class Sink(Protocol):
-    """The part of a SinkLoader that a loop uses."""
-
-    is_last_epoch: bool
-
-    @property
-    def loader(self) -> Any: ...
-    @property
-    def batches_per_epoch(self) -> int | None: ...
-    @property
-    def slot_index(self) -> int | None: ...
-    def epoch(self, batches: int | None) -> Iterator[Any]: ...
-    def static_batches(self, batch: Any) -> dict[int, Any]: ...
-    def paused(self) -> AbstractContextManager[None]: ...
-    def rehearsal(self) -> AbstractContextManager[Iterator[Any]]: ...
-    def whole_pass(self) -> AbstractContextManager[None]: ...
-    def give_back(self) -> None: ...
-    def wait_for_loader(self) -> bool: ...
-    def start_over(self) -> bool: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
-    def close(self) -> None: ...
-
-
-def is_sink(loader: Any) -> TypeGuard[Sink]:
+def is_sink(loader: Any) -> TypeGuard[SinkLoader]:
     """Whether a loader is a SinkLoader."""
     from torch_sink.sink import SinkLoader
 
@@ -134,7 +113,7 @@ class Wrappers:
         self._waiting: list[tuple[Any, Any]] = []  # a reference to the loader, and its SinkLoader
 
     @contextmanager
-    def over(self, dataset: Any) -> Iterator[Sink]:
+    def over(self, dataset: Any) -> Iterator[SinkLoader]:
         """A context with the dataset itself if it is a SinkLoader, else with a SinkLoader over it."""
         from torch_sink.sink import SinkLoader
 

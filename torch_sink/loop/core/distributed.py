@@ -17,23 +17,6 @@ from torch_sink.thread_waits import host_sync_allowed
 _log = logging.getLogger("torch_sink")
 
 
-def check_sharding(model: nn.Module) -> None:
-    """Raise TypeError if a part of the model is wrapped in FSDP1, which the loop would take for a single process."""
-    module: Any = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")  # else no part is
-    wrapper = getattr(module, "FullyShardedDataParallel", ())
-    if any(isinstance(one, wrapper) for one in model.modules()):
-        raise TypeError(
-            "the model is wrapped in FullyShardedDataParallel (FSDP1), whose losses and overflows would not be agreed "
-            "on between the ranks; shard it with torch.distributed.fsdp.fully_shard(model), or wrap it in "
-            "DistributedDataParallel"
-        )
-
-
-def spread_by_threads(model: nn.Module) -> bool:
-    """Whether nn.DataParallel drives several devices from threads of this process."""
-    return any(isinstance(one, nn.DataParallel) and len(one.device_ids) > 1 for one in model.modules())
-
-
 class Ranks:
     """The processes that train one model: wrapped in DistributedDataParallel, or sharded by `fully_shard`.
 
@@ -48,7 +31,13 @@ class Ranks:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        check_sharding(model)
+        fsdp: Any = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")  # else no part is wrapped
+        if any(isinstance(one, getattr(fsdp, "FullyShardedDataParallel", ())) for one in model.modules()):
+            raise TypeError(
+                "the model is wrapped in FullyShardedDataParallel (FSDP1), whose losses and overflows would not be "
+                "agreed on between the ranks; shard it with torch.distributed.fsdp.fully_shard(model), or wrap it in "
+                "DistributedDataParallel"
+            )
         self._given, self._model = model, cast(Any, without_wrappers(model))
         self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self.sharded = any(hasattr(parameter, "to_local") for parameter in model.parameters())

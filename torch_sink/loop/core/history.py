@@ -85,19 +85,12 @@ class StepLog:
 
 
 class SinkResults(NamedTuple):
-    """Results of the steps of one sink, on the host.
+    """Results of the steps of one sink, on the host."""
 
-    Attributes:
-        losses: float32 [steps].
-        overflows: bool [steps]; true where the update was skipped.
-        learning_rates: float64 [steps, parameter groups].
-        metrics: name -> float32 [steps].
-    """
-
-    losses: Tensor
-    overflows: Tensor
-    learning_rates: Tensor
-    metrics: dict[str, Tensor]
+    losses: Tensor  # float32 [steps]
+    overflows: Tensor  # bool [steps]; true where the update was skipped
+    learning_rates: Tensor  # float64 [steps, parameter groups]
+    metrics: dict[str, Tensor]  # name -> float32 [steps]
 
 
 @dataclass

@@ -122,13 +122,6 @@ def _function_reason(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return _WAITING_FUNCTIONS.get(func)
 
 
-def _checks_on_the_cpu_only(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a function reads its tensor to check it, which it does on the CPU only."""
-    if func is not functional.one_hot or args[0].device.type != "cpu":
-        return False
-    return (args[1] if len(args) > 1 else kwargs.get("num_classes", -1)) >= 0
-
-
 class _OperatorWatch(TorchDispatchMode):
     """A dispatch mode that reports each operator for which the host waits."""
 
@@ -157,13 +150,13 @@ class _FunctionWatch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         func, kwargs = getattr(func, "untraced", func), kwargs or {}  # a timeline wraps some functions
-        if _checks_on_the_cpu_only(func, args, kwargs):
-            with host_sync_allowed():
-                return func(*args, **kwargs)
         name = None if here.allowances else _function_reason(func, args, kwargs)
-        if name is None:
-            return func(*args, **kwargs)
-        self._report(caller()[0], f"{name} brings a tensor to the host")
+        if name is not None:
+            self._report(caller()[0], f"{name} brings a tensor to the host")
+        else:
+            is_read = func is functional.one_hot and args[0].device.type == "cpu"  # to check it, on the CPU only
+            if not is_read or (args[1] if len(args) > 1 else kwargs.get("num_classes", -1)) < 0:
+                return func(*args, **kwargs)
         with host_sync_allowed():
             return func(*args, **kwargs)
 
@@ -178,12 +171,6 @@ def watch_host_syncs(report: Callable[[str, str], None]) -> Iterator[None]:
             yield
         finally:
             here.watches -= 1
-
-
-def _raise_sync(place: str, what: str) -> None:
-    raise HostSyncError(
-        f"the host waits for the device at {place}: {what}; keep the value on the device, or move this to a callback"
-    )
 
 
 @contextmanager
@@ -207,8 +194,12 @@ def no_host_sync() -> Iterator[None]:
         HostSyncError: at the line that waits; the message names file and line.
     """
 
-    def raise_wait() -> None:
-        _raise_sync(caller()[0], "torch's sync debug mode sees a synchronizing CUDA operation")
+    def raise_sync(place: str, what: str = "torch's sync debug mode sees a synchronizing CUDA operation") -> None:
+        raise HostSyncError(
+            f"the host waits for the device at {place}: {what}; keep the value on the device, or move this to a "
+            "callback"
+        )
 
-    with device_waits(raise_wait) if torch.cuda.is_initialized() else nullcontext(), watch_host_syncs(_raise_sync):
+    waits = device_waits(lambda: raise_sync(caller()[0])) if torch.cuda.is_initialized() else nullcontext()
+    with waits, watch_host_syncs(raise_sync):
         yield

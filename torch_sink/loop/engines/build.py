@@ -15,17 +15,15 @@ from torch import nn
 from torch_sink.common.containers import leaves
 from torch_sink.common.integrations import backward_context
 from torch_sink.loop.core.batches import map_tensors
-from torch_sink.loop.core.distributed import spread_by_threads
 from torch_sink.loop.core.history import Reasons, StepLog, first_line
 from torch_sink.loop.core.host_sync import user_place
 from torch_sink.loop.engines.capture import LEFT_BEHIND, CapturedGraphs, CudaCapture, overrides_stale_streams
 from torch_sink.loop.engines.graph import LEAST_CAPACITY, GraphEngine
 from torch_sink.loop.engines.jit import CompiledLoss, JitConfig, compiler_problem
 from torch_sink.loop.engines.memory import GraphMemory, Places
-from torch_sink.loop.step.optimizers import capture_obstacle, cycles_momentum, takes_betas_from_device
+from torch_sink.loop.step.optimizers import ADAMS, cycles_momentum
 from torch_sink.loop.step.precision import ForwardPass
-from torch_sink.loop.step.step import Engine, TrainingStep
-from torch_sink.loop.step.train_state import TrainState
+from torch_sink.loop.step.step import Engine, TrainingStep, TrainState
 from torch_sink.loop.step.update import OptimizerUpdate
 from torch_sink.thread_waits import waits_watched
 
@@ -104,7 +102,8 @@ def resolve_modes(
     mode, reasons, capture = settings.mode, settings.reasons, make_capture(settings.device, settings.memory)
     if mode == "auto":
         mode = "graph" if capture is not None else "eager"
-    if mode != "eager" and spread_by_threads(model):
+    in_threads = any(isinstance(one, nn.DataParallel) and len(one.device_ids) > 1 for one in model.modules())
+    if mode != "eager" and in_threads:
         reasons.note(
             "nn.DataParallel drives its devices from threads of one process, so steps run in eager code; "
             "DistributedDataParallel, with a process for each device, is compiled and captured"
@@ -117,8 +116,13 @@ def resolve_modes(
             problem: str | None = f"mode 'graph' needs CUDA and the model is on {settings.device}"
         elif settings.jit_config.exc_mode == "no_sink":
             problem = "exc_mode='no_sink' asks for no graph"
+        elif any(hasattr(parameter, "to_local") for parameter in model.parameters()):
+            problem = (
+                "models sharded by fully_shard are not captured: their collectives run on streams of their own, and a "
+                "capture that failed would leave them in the middle of a backward pass"
+            )
         else:
-            problem = _sharding(model) or obstacle()
+            problem = obstacle()
         if problem is not None:
             reasons.note(f"{problem}: it means 'compile' here")
             mode = "compile"
@@ -136,25 +140,24 @@ def resolve_modes(
 
 def _capture_obstacle(state: TrainState) -> str | None:
     """Why no step can be captured, as far as it can be told before a trial."""
-    if cycles_momentum(state.schedule.scheduler) and not takes_betas_from_device(state.optimizer):
-        return f"the scheduler cycles momentum, which {type(state.optimizer).__name__} cannot read from the device"
+    name, groups = type(state.optimizer).__name__, state.optimizer.param_groups
+    # Adam and AdamW read their first beta from the device, in the form that steps one tensor at a time. Others compare
+    # momentum with zero on the host, and fused kernels take betas as numbers.
+    as_numbers = any(group.get("fused") or group.get("differentiable") for group in groups)
+    if cycles_momentum(state.schedule.scheduler) and (as_numbers or type(state.optimizer) not in ADAMS):
+        return f"the scheduler cycles momentum, which {name} cannot read from the device"
     if problem := _nested_graphs(state.model, state.loss_fn, state.forward):
         return problem
     if any(isinstance(one, (nn.Embedding, nn.EmbeddingBag)) and one.sparse for one in state.model.modules()):
         return "an embedding makes sparse gradients, whose update waits for the device (sparse=False makes dense ones)"
     if state.ranks.many and not overrides_stale_streams():
         return "DistributedDataParallel binds gradients to another stream, which needs a newer torch to be captured"
-    return capture_obstacle(state.optimizer, state.device)
-
-
-def _sharding(model: nn.Module) -> str | None:
-    """Why a sharded model cannot be captured; None for any other model."""
-    if not any(hasattr(parameter, "to_local") for parameter in model.parameters()):
-        return None
-    return (
-        "models sharded by fully_shard are not captured: their collectives run on streams of their own, and a capture "
-        "that failed would leave them in the middle of a backward pass"
-    )
+    for parameter in (parameter for group in groups for parameter in group["params"]):
+        if parameter.device != state.device:
+            return f"{name} holds parameters on {parameter.device}, outside {state.device}"
+        if not parameter.is_floating_point():
+            return f"{name} holds parameters of {parameter.dtype}, whose steps read the learning rate on the host"
+    return None
 
 
 def _nested_graphs(model: nn.Module, *functions: Any) -> str | None:
@@ -210,15 +213,15 @@ class Inference:
         compiles = self._lower_mode == "compile"
         self._function = CompiledLoss(function, model, settings.jit_config, settings.reasons) if compiles else function
         # One capture per function, so that its graphs can be destroyed without those of other functions.
-        self._capture = make_capture(settings.device, settings.memory) if self.mode == "graph" else None
-        self._graphs = CapturedGraphs(self._capture, settings.reasons) if self._capture is not None else None
+        capture = make_capture(settings.device, settings.memory) if self.mode == "graph" else None
+        self._graphs = CapturedGraphs(capture, settings.reasons) if capture is not None else None
         self.reuses_results = self._graphs is not None
         self._places: list[int] = []
 
     @contextmanager
     def running(self, loader: Any) -> Iterator[None]:
         """A context for calls with the batches of a SinkLoader, or with other ones (None)."""
-        if self._capture is None or self._graphs is None:
+        if self._graphs is None:
             yield
             return
         places = [tensor.data_ptr() for tensor in (*self._model.parameters(), *self._model.buffers())]
@@ -226,20 +229,28 @@ class Inference:
             self._graphs.forget()
         self._places = places
         self._graphs.pause = getattr(loader, "paused", nullcontext)
-        self._capture.memory.make_room()
-        with self._capture.stream():
+        self._graphs.cuda.memory.make_room()
+        with self._graphs.cuda.stream():
             yield
 
     def __call__(self, batch: Any) -> Any:
-        if self._capture is None or self._graphs is None:
+        graphs = self._graphs
+        if graphs is None:
             return self._function(batch)
-        found = self._graphs.find(batch, leaves(batch)) if self.mode == "graph" else None
+        found = graphs.find(batch, leaves(batch)) if self.mode == "graph" else None
         if found is None:
-            return self._run_between_replays(self._capture.memory, batch)
+            return self._run_between_replays(graphs.cuda.memory, batch)
         slot, batch, replay = found
-        if not self._was_tried:
-            return self._try(self._capture, self._graphs, batch)
-        return (replay or self._capture_pass(self._graphs, slot, batch) or partial(self._function, batch))()
+        if self._was_tried:
+            return (replay or self._capture_pass(graphs, slot, batch) or partial(self._function, batch))()
+        problems: list[str] = []
+        before = Places(self._model)
+        with graphs.pause(), waits_watched():
+            result = self._run_between_replays(graphs.cuda.memory, batch, graphs.cuda.trial(problems))
+        self._was_tried = True
+        if problem := next(iter(problems), before.problem()):
+            self._step_down(graphs, problem)
+        return result
 
     def close(self) -> None:
         """Release what the device holds."""
@@ -259,16 +270,6 @@ class Inference:
         finally:
             if not memory.take_back():
                 self._reasons.count(LEFT_BEHIND)
-
-    def _try(self, capture: CudaCapture, graphs: CapturedGraphs, batch: Any) -> Any:
-        problems: list[str] = []
-        before = Places(self._model)
-        with graphs.pause(), waits_watched():
-            result = self._run_between_replays(capture.memory, batch, capture.trial(problems))
-        self._was_tried = True
-        if problem := next(iter(problems), before.problem()):
-            self._step_down(graphs, problem)
-        return result
 
     def _capture_pass(self, graphs: CapturedGraphs, slot: Any, batch: Any) -> Callable[[], Any] | None:
         result: list[Any] = []

@@ -170,7 +170,7 @@ class CapturedGraphs:
     """
 
     def __init__(self, capture: CudaCapture, reasons: Reasons) -> None:
-        self._capture, self._reasons = capture, reasons
+        self.cuda, self._reasons = capture, reasons
         capture.memory.join(self)
         self.shape = UsualShape()
         self.pause: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -218,7 +218,7 @@ class CapturedGraphs:
     def capture(self, function: Callable[[Any], Any], batches: dict[Any, Any]) -> dict[Any, Replay]:
         """Capture a function for each slot's batch; `find` knows the graphs once they are given to `keep`."""
         with host_sync_allowed(), self.pause():
-            return {slot: self._capture.capture(partial(function, batch)) for slot, batch in batches.items()}
+            return {slot: self.cuda.capture(partial(function, batch)) for slot, batch in batches.items()}
 
     def keep(self, replays: dict[Any, Replay], batches: dict[Any, Any], kind: Any = None) -> None:
         """Make `find` return these replays."""
@@ -228,7 +228,7 @@ class CapturedGraphs:
         """Destroy all graphs."""
         self._replays.clear()
         self._staging, self._staged = None, []
-        self._capture.reset()
+        self.cuda.reset()
 
     def _stage(self, batch: Any, tensors: list[Tensor]) -> None:
         if self._staging is None:

@@ -14,8 +14,7 @@ from torch_sink.loop.core.host_sync import user_place
 from torch_sink.loop.engines.capture import LEFT_BEHIND, ODD_BATCHES, STAGED, CapturedGraphs, CudaCapture, Replay
 from torch_sink.loop.engines.memory import Places, fingerprint
 from torch_sink.loop.step.optimizers import RateTable, hidden_state, make_capturable, refuse_python_state
-from torch_sink.loop.step.step import Engine, TrainingStep
-from torch_sink.loop.step.train_state import TrainState
+from torch_sink.loop.step.step import Engine, TrainingStep, TrainState
 
 _log = logging.getLogger("torch_sink")
 GIVEN_UP = "graphs were forgotten at the end of a run, because other code would have had no room beside them"
@@ -92,8 +91,16 @@ class GraphEngine(Engine):
         if self.mode != "graph":
             super().begin(steps, iteration)
             return
-        if self._may_have_changed:
-            self._take_changes_in(steps)
+        if (
+            self._may_have_changed
+        ):  # by callbacks, or by the user between two runs; this reads all parameters' addresses
+            self.training_step.update.follow_optimizer()
+            make_capturable(self.schedule.optimizer, cycles_betas=self.schedule.cycles_betas)
+            self.reserve(steps)
+            if self._graphs and self._fingerprint != self._baked():
+                self._graphs.forget()
+                self._tried.clear()
+                self._reasons.count("graphs were captured again because something baked into them had changed")
         self._may_have_changed = self._callbacks
         self.log.start()
         self._planned, self._executed, self._began = steps, 0, iteration
@@ -101,36 +108,22 @@ class GraphEngine(Engine):
         self._rows = 1 if self.schedule.runs_ahead else steps
         self._rates.write(self.schedule.plan(self._rows, iteration))
 
-    def _take_changes_in(self, steps: int) -> None:
-        """Look for changes by callbacks, or by the user between two runs; this reads every parameter's address."""
-        self.training_step.update.follow_optimizer()
-        make_capturable(self.schedule.optimizer, cycles_betas=self.schedule.cycles_betas)
-        self.reserve(steps)
-        if self._graphs and self._fingerprint != self._baked():
-            self._graphs.forget()
-            self._tried.clear()
-            self._reasons.count("graphs were captured again because something baked into them had changed")
-
     def step(self, batch: Any, leaves: list[Any], *, first: bool, last: bool) -> None:
-        self._launch_step(batch, leaves, first=first, last=last)
+        if self.mode != "graph":
+            super().step(batch, leaves, first=first, last=last)
+            return
+        if self._warmup_left > 0 or last not in self._tried or not self.training_step.update.has_warmed_up:
+            self._warm_up(batch, leaves, first=first, last=last)
+        elif replay := self._replay_for(batch, leaves, last):
+            replay()
+            self._executed += 1
+        elif self.mode == "graph":
+            self._launch(batch, first=first, last=last)
+        else:  # its capture has failed
+            super().step(batch, leaves, first=first, last=last)
         if self.mode == "graph" and self._rows < self._planned:
             self._rows = self._planned
             self._rates.write(self.schedule.plan_on(self._planned, self._began))
-
-    def _launch_step(self, batch: Any, leaves: list[Any], *, first: bool, last: bool) -> None:
-        replay = None
-        if self.mode == "graph":
-            if self._warmup_left > 0 or last not in self._tried or not self.training_step.update.has_warmed_up:
-                self._warm_up(batch, leaves, first=first, last=last)
-                return
-            replay = self._replay_for(batch, leaves, last)
-        if self.mode != "graph":
-            super().step(batch, leaves, first=first, last=last)
-        elif replay is None:
-            self._launch(batch, first=first, last=last)
-        else:
-            replay()
-            self._executed += 1
 
     def end(self, steps: int, iteration: int) -> SinkResults:
         if self.mode == "graph" and steps < self._planned:
@@ -160,21 +153,18 @@ class GraphEngine(Engine):
 
     def _launch(self, batch: Any, *, first: bool, last: bool) -> None:
         if self._graphs:
-            self._launch_between_replays(batch, first=first, last=last)
+            memory = self._capture.memory
+            memory.make_room()
+            try:
+                with memory.lent():
+                    self._run_with_table(batch, first=first, last=last)
+            finally:
+                self._drop_gradients()  # the next replay writes to their memory
+                if not memory.take_back():
+                    self._reasons.count(LEFT_BEHIND)
         else:
             self._run_with_table(batch, first=first, last=last)
         self._executed += 1
-
-    def _launch_between_replays(self, batch: Any, *, first: bool, last: bool) -> None:
-        memory = self._capture.memory
-        memory.make_room()
-        try:
-            with memory.lent():
-                self._run_with_table(batch, first=first, last=last)
-        finally:
-            self._drop_gradients()  # the next replay writes to their memory
-            if not memory.take_back():
-                self._reasons.count(LEFT_BEHIND)
 
     def _drop_gradients(self) -> None:
         if not self.training_step.static_gradients:
@@ -199,6 +189,11 @@ class GraphEngine(Engine):
     def _capture_step(self, batches: dict[Any, Any], last: bool) -> dict[Any, Replay]:
         """Capture a step for each slot; returns the replays by slot, none if the step cannot be captured."""
         optimizer = self.schedule.optimizer
+
+        def captured(batch: Any) -> None:
+            self._run_with_table(batch, first=not self.training_step.static_gradients, last=last)
+            self._drop_gradients()  # other graphs of the pool would overwrite them
+
         if not self._graphs:
             self._fingerprint = self._baked()
         before = Places(self._model, optimizer)
@@ -208,7 +203,7 @@ class GraphEngine(Engine):
             if hidden := hidden_state(optimizer):
                 raise SinkError(f"{type(optimizer).__name__} keeps {', '.join(hidden)} on the host")
             self._drop_gradients()  # a capture can neither use nor free their memory
-            replays = self._graphs.capture(lambda batch: self._captured(batch, last), batches)
+            replays = self._graphs.capture(captured, batches)
             if problem := before.problem():
                 raise SinkError(problem)
         except UnsupportedOperation:
@@ -233,10 +228,6 @@ class GraphEngine(Engine):
         self.captures += len(replays)
         self._graphs.keep(replays, batches, last)
         return replays
-
-    def _captured(self, batch: Any, last: bool) -> None:
-        self._run_with_table(batch, first=not self.training_step.static_gradients, last=last)
-        self._drop_gradients()  # other graphs of the pool would overwrite them
 
     def _step_down(self, problem: str) -> None:
         self.mode = self._lower_mode

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, TypeVar, overload
@@ -69,10 +68,9 @@ def compile_function(
     `cuda_graphs` is always passed on, because an environment variable can change torch's default, and torch's graphs
     cannot be captured inside those of a loop.
     """
-    backend = fast_random_backend if config.fast_random else eager_random_backend
     options: dict[str, Any] = {"triton.cudagraphs": cuda_graphs, **({} if config.fast_random else EAGER_RANDOM)}
     compiled: Any = torch.compile(
-        function, backend=backend, fullgraph=config.fullgraph, dynamic=config.dynamic, options=options
+        function, backend=inductor_backend, fullgraph=config.fullgraph, dynamic=config.dynamic, options=options
     )
     compiled.get_compiler_config = lambda: options  # as torch does for its own backends
     return compiled  # type: ignore[no-any-return]
@@ -208,46 +206,23 @@ class CompiledLoss:
         return self._eager(batch)
 
 
-def eager_random_backend(model: fx.GraphModule, inputs: Any, *, options: dict[str, Any]) -> Any:
-    """A compiler backend: Inductor with the random numbers of eager code; needs `EAGER_RANDOM` among the options.
+def inductor_backend(model: fx.GraphModule, inputs: Any, *, options: dict[str, Any]) -> Any:
+    """A compiler backend: Inductor, with the random numbers of eager code if `EAGER_RANDOM` is among the options.
 
-    Every random operator runs as in eager code, and fills its result in memory order. A layout of the compiler's choice
-    (channels last for convolutions) would give a dropout mask another order, so graphs in which that could happen keep
-    the layout of eager code. All others are compiled as usual.
-    """
-    from torch._inductor import config
-
-    usual_layout: bool = config.layout_optimization
-
-    def keep_layout(graph: fx.GraphModule) -> AbstractContextManager[Any]:
-        kept: AbstractContextManager[Any] = config.patch(
-            layout_optimization=usual_layout and not _layout_matters(graph)
-        )
-        return kept
-
-    return _compile_with_inductor(model, inputs, options, keep_layout)
-
-
-def fast_random_backend(model: fx.GraphModule, inputs: Any, *, options: dict[str, Any]) -> Any:
-    """A compiler backend: Inductor with its own random numbers."""
-    return _compile_with_inductor(model, inputs, options, lambda graph: nullcontext())
-
-
-def _compile_with_inductor(
-    model: fx.GraphModule,
-    inputs: Any,
-    options: dict[str, Any],
-    context: Callable[[fx.GraphModule], AbstractContextManager[Any]],
-) -> Any:
-    """Compiles each graph inside `context(graph)`; that of the backward pass is compiled after this call returns.
+    Every random operator then runs as in eager code, and fills its result in memory order. A layout of the compiler's
+    choice (channels last for convolutions) would give a dropout mask another order, so graphs in which that could
+    happen keep the layout of eager code. All others are compiled as usual.
 
     Warnings of the compiler stay warnings even if the program turns them into errors, which would be taken for a
     failure to compile.
     """
-    from torch._inductor import compile_fx
+    from torch._inductor import compile_fx, config
 
-    def compile_graph(graph: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
-        with context(graph), warnings.catch_warnings():
+    usual_layout, is_eager = config.layout_optimization, EAGER_RANDOM.items() <= options.items()
+
+    def compile_graph(graph: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:  # that of the backward pass comes later
+        is_kept = is_eager and _layout_matters(graph)
+        with config.patch(layout_optimization=usual_layout and not is_kept), warnings.catch_warnings():
             warnings.simplefilter("default")
             return compile_fx.compile_fx_inner(graph, *args, **kwargs)
 
@@ -257,30 +232,25 @@ def _compile_with_inductor(
 
 
 def _layout_matters(graph: fx.GraphModule) -> bool:
-    """Whether the memory layout of a graph of ATen operators could change which element gets which random number.
-
-    It could not for noise of at most two dimensions: one number per sample or channel (stochastic depth, `Dropout2d`),
-    or dropout of a classifier's features. Operators that contain graphs count as drawing.
-    """
+    """Whether the memory layout of a graph of ATen operators could change which element gets which random number."""
     return any(_draws_in_memory_order(node) for node in graph.graph.nodes if node.op == "call_function")
 
 
 def _draws_in_memory_order(node: fx.Node) -> bool:
+    """Not so noise of at most two dimensions: one number per sample or channel, or dropout of a classifier's features.
+
+    Operators that contain graphs count as drawing.
+    """
     if isinstance(node.target, HigherOrderOperator):
         return True
     if not isinstance(node.target, OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
         return False
-    if _is_attention_without_dropout(node, node.target):
-        return False
+    for place, argument in enumerate(node.target._schema.arguments):
+        if argument.name == "dropout_p":
+            given = node.args[place] if place < len(node.args) else argument.default_value
+            if node.kwargs.get("dropout_p", given) == 0:  # attention without dropout
+                return False
     if "val" not in node.meta:
         return True
     results = torch.utils._pytree.tree_leaves(node.meta["val"])
     return any(isinstance(result, Tensor) and any(size != 1 for size in result.shape[2:]) for result in results)
-
-
-def _is_attention_without_dropout(node: fx.Node, operator: OpOverload) -> bool:
-    for place, argument in enumerate(operator._schema.arguments):
-        if argument.name == "dropout_p":
-            given = node.args[place] if place < len(node.args) else argument.default_value
-            return bool(node.kwargs.get("dropout_p", given) == 0)
-    return False

@@ -14,7 +14,7 @@ from torch_sink.errors import UnsupportedOperation
 from torch_sink.loop.core.history import StepLog
 from torch_sink.thread_waits import host_sync_allowed
 
-_ADAMS = (torch.optim.Adam, torch.optim.AdamW)
+ADAMS = (torch.optim.Adam, torch.optim.AdamW)
 
 
 def make_capturable(optimizer: torch.optim.Optimizer, *, cycles_betas: bool = False) -> None:
@@ -30,7 +30,7 @@ def make_capturable(optimizer: torch.optim.Optimizer, *, cycles_betas: bool = Fa
             continue
         if "capturable" in group:
             group["capturable"] = True
-        is_plain = type(optimizer) in (torch.optim.SGD, *_ADAMS) and not group.get("differentiable")
+        is_plain = type(optimizer) in (torch.optim.SGD, *ADAMS) and not group.get("differentiable")
         sharded = any(hasattr(parameter, "to_local") for parameter in group["params"])
         if is_plain and not sharded and not cycles_betas and not group.get("fused"):
             group["fused"], group["foreach"] = True, False
@@ -40,18 +40,6 @@ def make_capturable(optimizer: torch.optim.Optimizer, *, cycles_betas: bool = Fa
         step = entries.get("step")
         if isinstance(step, Tensor) and parameter.is_cuda and not step.is_cuda:
             entries["step"] = step.to(parameter.device, torch.float32)
-
-
-def capture_obstacle(optimizer: torch.optim.Optimizer, device: torch.device) -> str | None:
-    """Why no step of the optimizer can be captured on `device`; None if no reason is known."""
-    name = type(optimizer).__name__
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.device != device:
-                return f"{name} holds parameters on {parameter.device}, outside {device}"
-            if not parameter.is_floating_point():
-                return f"{name} holds parameters of {parameter.dtype}, whose steps read the learning rate on the host"
-    return None
 
 
 def add_missing_momentum(optimizer: torch.optim.Optimizer) -> None:
@@ -109,16 +97,6 @@ def cycles_momentum(scheduler: Any) -> bool:
     return bool(getattr(scheduler, "cycle_momentum", False)) or any(cycles_momentum(member) for member in inner)
 
 
-def takes_betas_from_device(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer's step can read its first beta from the device.
-
-    Adam and AdamW can, in the form that steps one tensor at a time. Other optimizers compare momentum with zero on the
-    host, and fused kernels take betas as numbers.
-    """
-    plain = not any(group.get("fused") or group.get("differentiable") for group in optimizer.param_groups)
-    return plain and type(optimizer) in _ADAMS
-
-
 class Schedule:
     """Steps a scheduler as a plain loop does, and keeps the learning rate of every iteration of a sink.
 
@@ -161,15 +139,14 @@ class Schedule:
         # A copy: schedulers change a tensor in place, and its value is read at the sink's end only.
         self._rates.append([v.detach().clone() if isinstance(v, Tensor) else v for v in values])
 
-    def after_update(self) -> None:
-        """Step the scheduler after an optimizer update, even if it was skipped because of overflow."""
-        if self.scheduler is not None and not self._per_epoch:
-            self._advance()
-
-    def after_epoch(self) -> None:
-        """Step the scheduler at an epoch's end."""
-        if self.scheduler is not None and self._per_epoch:
-            self._advance()
+    def advance(self, *, epoch_ended: bool = False) -> None:
+        """Step the scheduler, if it steps now: after an optimizer update, even a skipped one, or at an epoch's end."""
+        if self.scheduler is None or self._per_epoch != epoch_ended:
+            return
+        # Schedulers warn if they step before the optimizer, which a plan does on purpose.
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]
+        for _ in range(self._repeats):
+            self.scheduler.step()
 
     def rates(self, steps: int) -> Tensor:
         """The learning rates of the sink's first `steps` iterations: float64 [steps, groups]."""
@@ -214,13 +191,7 @@ class Schedule:
         for step in range(iteration + len(self._rates) + 1, iteration + steps + 1):
             self.before_step()
             if step % self._accumulate == 0:
-                self.after_update()
-
-    def _advance(self) -> None:
-        # Schedulers warn if they step before the optimizer, which a plan does on purpose.
-        self.optimizer._opt_called = True  # type: ignore[attr-defined]
-        for _ in range(self._repeats):
-            self.scheduler.step()
+                self.advance()
 
 
 def _as_numbers(rows: list[list[Any]]) -> list[list[float]]:

@@ -151,12 +151,13 @@ class FullPrecision(Precision):
 class PrecisionForward:
     """Stand-in for a module's `forward` that runs it under a precision."""
 
-    def __init__(self, module: nn.Module, precision: Precision) -> None:
+    def __init__(self, module: nn.Module, precision: Precision, *own: Any) -> None:
         self._reference, self._precision = weakref.ref(module), precision  # weak: the module keeps this
-        self._own = module.__dict__.get("forward")
+        # While a module is copied, its attributes do not exist yet, and its own forward is passed.
+        self._own = own[0] if own else module.__dict__.get("forward")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _forward_of, (self._module(), self._precision, self._own)
+        return PrecisionForward, (self._module(), self._precision, self._own)
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -180,12 +181,6 @@ class PrecisionForward:
             args, kwargs = self._precision.inputs((args, kwargs))
             outputs = self._forward(module)(*args, **kwargs)
         return self._precision.outputs(outputs)
-
-
-def _forward_of(module: nn.Module, precision: Precision, own: Any) -> PrecisionForward:
-    made = PrecisionForward(module, precision)  # while a module is copied, its attributes do not exist yet
-    made._own = own
-    return made
 
 
 def to_float32(value: Any) -> Any:
