@@ -27,7 +27,7 @@ def on_real_tensors(stock: Stock) -> Stock:
 
     @functools.wraps(stock)
     def stand_in(*args: Any, **kwargs: Any) -> Any:
-        make_real(stock, (args, kwargs))
+        make_real(stock, (*args, *kwargs.values()))
         return stock(*args, **kwargs)
 
     return stand_in

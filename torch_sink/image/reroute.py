@@ -49,7 +49,6 @@ from torch_sink.image.run.collate import collate_handles
 from torch_sink.image.run.stack import EACH_ALONE, LazyStack
 from torch_sink.image.stand_ins import around
 from torch_sink.image.steps import augment, containers, registry, values  # noqa: F401  they fill the registry
-from torch_sink.image.steps.draws import applies_at_random
 
 # One replaced place: its owner (a module, a class or a dict), the attribute or key, and stock object -> stand-in.
 Row = tuple[Any, Any, Make]
@@ -114,10 +113,6 @@ def _rows() -> Iterator[Row]:
         yield kind, "_augmentation_space", transform_methods.augmentation_space
     for kind in (v2.RandAugment, v2.TrivialAugmentWide, v2.AutoAugment):
         yield kind, "_AUGMENTATION_SPACE", transform_methods.magnitudes
-    base = v2_auto_augment._AutoAugmentBase
-    yield base, "_flatten_and_extract_image_or_video", around(transform_methods.extract_image)
-    yield base, "_unflatten_and_insert_image_or_video", around(transform_methods.insert_image)
-    yield v2.ColorJitter, "transform", around(transform_methods.jitter_v2)
     for kind in (autoaugment.AugMix, v2.AugMix):
         yield kind, "forward", around(augmix.forward)
     for kind in (v2.MixUp, v2.CutMix):
@@ -125,8 +120,6 @@ def _rows() -> Iterator[Row]:
     for module in (v2_auto_augment, v2_geometry, v2_utils):
         yield module, "_get_fill", around(transform_methods.get_fill)
     yield v2.ToDtype, "transform", around(transform_methods.to_dtype)
-    yield v2_transform.Transform, "forward", transform_methods.forward(lambda transform: True)
-    yield v2_transform._RandomApplyTransform, "forward", transform_methods.forward(applies_at_random)
 
     yield from below.PLACES
     yield torch.jit, "script", around(_script)

@@ -18,7 +18,7 @@ from PIL import Image
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from torch_sink.image.core.fallback import executing, report_fallback
+from torch_sink.image.core.fallback import executing, is_executing, report_fallback
 from torch_sink.image.core.ops import Op, Recorder
 from torch_sink.image.handles.image import lazy_image
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
@@ -74,6 +74,8 @@ def _on_image(recorder: Recorder, palettes: bool, by_methods: bool = False) -> M
                 if first not in kwargs:
                     return stock(**kwargs)  # raises its own error
                 image = kwargs.pop(first)
+            if type(image) is Image.Image and is_executing():
+                return stock(image, *args, **kwargs)
             is_pillow = isinstance(image, Image.Image)
             handle: Any = lazy_image(image, palettes=palettes) if is_pillow else None
             if not is_pillow and isinstance(image, HANDLES) and image.is_recording:

@@ -17,8 +17,7 @@ import torch
 from PIL import Image
 from torchvision import tv_tensors
 from torchvision.transforms import functional as F
-from torchvision.transforms.v2 import Transform
-from torchvision.transforms.v2._utils import check_type, query_size
+from torchvision.transforms.v2._utils import query_size
 from torchvision.transforms.v2.functional import convert_bounding_box_format
 from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
@@ -153,59 +152,6 @@ def _made_once(make: Callable[..., Any], convert: Callable[[Any], Any]) -> Calla
         return made if made is None else convert(made)
 
     return lambda *args: make(*args) if count_function_modes() else kept(torch.get_default_dtype(), *args)
-
-
-# In the place of torchvision's record of how inputs were flattened: there was a single image.
-_ALONE = object()
-
-
-def extract_image(stock: Callable[..., Any], transform: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-    """For `_flatten_and_extract_image_or_video` when the only input is a handle: nothing to flatten."""
-    is_alone = len(inputs) == 1 and type(inputs[0]) in _HANDLE_TYPES and not _chooses_inputs(type(transform))
-    if not is_alone or not check_type(inputs[0], transform._transformed_types):
-        return stock(transform, inputs, *args, **kwargs)
-    return _ALONE, inputs[0]
-
-
-def insert_image(stock: Callable[..., Any], transform: Any, flattened: Any, image: Any) -> Any:
-    """For `_unflatten_and_insert_image_or_video`, after `extract_image`."""
-    return image if flattened is _ALONE else stock(transform, flattened, image)
-
-
-def jitter_v2(stock: Callable[..., Any], jitter: Any, inpt: Any, params: dict[str, Any]) -> Any:
-    """For `v2.ColorJitter.transform`, which compares tensors as v1's does."""
-    order = params["fn_idx"]
-    order = order.tolist() if isinstance(order, torch.Tensor) else order
-    return stock(jitter, inpt, {**params, "fn_idx": order})
-
-
-def forward(applies: Callable[[Any], bool]) -> Callable[..., Any]:
-    """For the `forward` of transforms of v2 when the only input is a handle: nothing to flatten.
-
-    `applies` draws whether a transform does something.
-    """
-
-    def make(stock: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(self: Any, *inputs: Any) -> Any:
-            if len(inputs) != 1 or type(inputs[0]) not in _HANDLE_TYPES or _chooses_inputs(type(self)):
-                return stock(self, *inputs)
-            inpt = inputs[0]
-            self.check_inputs([inpt])
-            if not applies(self):
-                return inpt
-            if not check_type(inpt, self._transformed_types):
-                self.make_params([])
-                return inpt
-            return self.transform(inpt, self.make_params([inpt]))
-
-        return forward
-
-    return make
-
-
-def _chooses_inputs(kind: type[Transform]) -> bool:
-    """True for a transform that overrides which of its inputs it transforms."""
-    return kind._needs_transform_list is not Transform._needs_transform_list
 
 
 # --- what every functional asks

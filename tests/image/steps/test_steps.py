@@ -28,7 +28,7 @@ from image.random_pipelines import Scenario, compare_scenario, same_value
 from torch_sink.image.core.ops import TensorArgument
 from torch_sink.image.handles.image import LazyImage
 from torch_sink.image.handles.tensor import HANDLES
-from torch_sink.image.steps.draft import Draft
+from torch_sink.image.steps import containers
 from torch_sink.image.steps.registry import STEPS
 
 _MODES = (v1.InterpolationMode.NEAREST, v1.InterpolationMode.BILINEAR, v1.InterpolationMode.BICUBIC)
@@ -487,21 +487,49 @@ def test_what_always_falls_back_is_stocks_from_the_beginning(first: list[Any], m
     """Equal values, draws and counts; what is recorded inside of it once is tried again."""
     elastic = v1.ElasticTransform(9.0, interpolation=v1.InterpolationMode.BICUBIC)
     container = v1.Compose([*first, elastic, v1.RandomHorizontalFlip()])
-    executed: list[int] = []
-    values = Draft.values
-    monkeypatch.setattr(Draft, "values", lambda draft: executed.append(1) or values(draft))
+    tried: list[int] = []
+    called = containers._called
+    monkeypatch.setattr(containers, "_called", lambda *args: tried.append(1) or called(*args))
     expected = [seeded(seed, lambda seed=seed: container(photo(seed))) for seed in range(80)]
     with torch_sink.image_backend("device", device="cpu"):
         actual = [seeded(seed, lambda seed=seed: container(photo(seed))) for seed in range(80)]
         (count,) = torch_sink.fallback_report().counts.values()
-        assert (count, len(executed)) == (80, 63)
+        assert (count, len(tried)) == (80, 16)
         for (made, state), (stock, stock_state) in zip(actual, expected, strict=True):
             assert state == stock_state
             same_value(made, stock)
         elastic.interpolation = v1.InterpolationMode.BILINEAR
-        for seed in range(130):
+        for seed in range(200):
             made = container(photo(seed))
         assert made.is_recording
+
+
+def _count_calls(function: Callable[[], Any]) -> int:
+    """How many functions, of Python and C, a call calls."""
+    calls: list[str] = []
+    sys.setprofile(lambda frame, event, argument: calls.append(event) if event in ("call", "c_call") else None)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return len(calls)
+
+
+@pytest.mark.parametrize(
+    ("transforms", "most"),
+    [
+        ([v1.ToTensor(), functools.partial(F.adjust_gamma, gamma=2.0)], 36),
+        ([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.RandomAutocontrast(p=1.0)], 90),
+        ([v1.Pad(2), v1.ElasticTransform(9.0, interpolation=v1.InterpolationMode.BICUBIC)], 76),
+    ],
+)
+def test_what_always_falls_back_costs_few_calls_more_than_stock_code(transforms: list[Any], most: int) -> None:
+    container, image = v1.Compose(transforms), photo()
+    stock = _count_calls(lambda: container(image))
+    with torch_sink.image_backend("device", device="cpu"):
+        for _ in range(40):
+            container(image)
+        assert _count_calls(lambda: container(image)) <= stock + most
 
 
 def test_an_image_that_nothing_changes_is_the_image_itself() -> None:

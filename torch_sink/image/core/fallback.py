@@ -17,7 +17,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from multiprocessing.util import Finalize
 from pathlib import Path
 from types import CodeType, FrameType
@@ -84,7 +84,7 @@ class _Ledger:
         self.counts: Counter[Row] = Counter()
         self.has_recorded = False
         self.kept = 0
-        self.latest: list[Row] = []  # the last two rows that were counted
+        self.added, self.latest = 0, _HAS_RECORDED  # how many fallbacks were counted, and the row of the last one
         self.strict = False
         self.folder = ""
         self._owner = 0  # the process that made the folder, and reports
@@ -136,42 +136,43 @@ class _Ledger:
         self._name, self._offsets, self._closes_at_exit = secrets.token_hex(8), {}, False
 
     def add(self, operation: str, reason: str) -> None:
+        row = operation, reason
         with self._lock:
-            self.latest = [*self.latest[-1:], (operation, reason)]
-            self.counts[operation, reason] += 1
-            self._leave((operation, reason))
+            self.added, self.latest = self.added + 1, row
+            self.counts[row] = count = self.counts.get(row, 0) + 1
+            self._leave(row, count)
 
     def note_recorded(self) -> None:
         """Notes, once, that something was recorded."""
         if not self.has_recorded:
             with self._lock:
                 self.has_recorded = True
-                self._leave()
+                self._leave(_HAS_RECORDED, 1)
 
     def note_kept(self) -> None:
         """Counts an image that is kept in memory, and has its pixels now."""
         with self._lock:
             self.kept += 1
-            self._leave(_KEPT)
+            self._leave(_KEPT, self.kept)
 
-    def _leave(self, row: Row | None = None) -> None:
+    def _leave(self, row: Row, count: int) -> None:
         """Writes the count of a row to this child's file, or all of the file where it lacks that row.
 
         Where the disk is full or the folder is gone, the report lacks the counts of this child.
         """
         if not self.folder or self._owner == os.getpid():
             return
-        rows = {_HAS_RECORDED: int(self.has_recorded), _KEPT: self.kept, **self.counts}
-        if row is not None and row in self._offsets:
+        if row in self._offsets:
             begin = self._offsets[row]
-            self._text[begin : begin + 12] = b"%012d" % rows[row]
+            self._text[begin : begin + 12] = b"%012d" % count
             return
+        rows = {_HAS_RECORDED: int(self.has_recorded), _KEPT: self.kept, **self.counts}
         file = Path(self.folder, self._name)
         with contextlib.suppress(OSError):
             text, offsets = b"", {}
-            for known, count in rows.items():
+            for known, times in rows.items():
                 offsets[known] = len(text)
-                text += b"%012d %s\n" % (count, json.dumps(known).encode())
+                text += b"%012d %s\n" % (times, json.dumps(known).encode())
             unfinished = file.with_name(f".{self._name}")
             unfinished.write_bytes(text)
             with open(unfinished, "r+b") as opened:
@@ -194,7 +195,13 @@ class _Ledger:
 
 ledger = _Ledger()
 after_fork_in_child(ledger.begin_in_child)
-_muted = threading.local()
+
+
+class _Muted(threading.local):
+    depth = 0  # how many contexts of `executing` this thread is in
+
+
+_muted = _Muted()
 
 
 def fallback_report() -> FallbackReport:
@@ -204,7 +211,7 @@ def fallback_report() -> FallbackReport:
 
 def is_executing() -> bool:
     """True inside `executing()`, where functions that have stand-ins run as stock code."""
-    return getattr(_muted, "depth", 0) > 0
+    return _muted.depth > 0
 
 
 # How many modes stand between a call and torch; a default device is one of the first kind. 1 where torch does not say.
@@ -212,18 +219,29 @@ count_function_modes: Callable[[], int] = getattr(torch._C, "_len_torch_function
 count_dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 
 
+class _Executing:
+    """What `executing` returns; the generator of a context manager would take as long as a small call of torch."""
+
+    def __enter__(self) -> None:
+        _muted.depth += 1
+
+    def __exit__(self, *error: Any) -> None:
+        _muted.depth -= 1
+
+
+_executing = _Executing()
+
+
 @contextmanager
-def executing() -> Iterator[None]:
+def _executing_on_host() -> Iterator[None]:
+    with _executing, torch.device("cpu"):
+        yield
+
+
+def executing() -> AbstractContextManager[None]:
     """A context in which stock code makes pixels, on the host: nothing is recorded, and no fallback is reported."""
-    before = getattr(_muted, "depth", 0)
-    _muted.depth = before + 1
     # Where a script has set a default device, `pil_to_tensor` would make its tensor there.
-    has_default = count_function_modes() > 0
-    try:
-        with torch.device("cpu") if has_default else nullcontext():
-            yield
-    finally:
-        _muted.depth = before
+    return _executing_on_host() if count_function_modes() else _executing
 
 
 def report_fallback(operation: str, reason: str, inner_module: str | None = None) -> None:

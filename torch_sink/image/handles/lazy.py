@@ -181,7 +181,5 @@ def make_real(function: Callable[..., Any], arguments: Iterable[Any]) -> None:
         if isinstance(value, Lazy):
             value.note_use(function, ())
             value.materialize()
-        elif isinstance(value, (list, tuple)):
-            make_real(function, value)
-        elif isinstance(value, dict):
-            make_real(function, value.values())
+        elif isinstance(value, (list, tuple, dict)):
+            make_real(function, value.values() if isinstance(value, dict) else value)

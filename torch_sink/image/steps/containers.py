@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from PIL import Image
@@ -14,7 +14,7 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from torch_sink.image.core.fallback import executing, ledger
-from torch_sink.image.steps.draft import Draft, draft_of, finished
+from torch_sink.image.steps.draft import Draft, draft_of, finished, records
 from torch_sink.image.steps.draws import as_drawn, chance, is_probability
 from torch_sink.image.steps.registry import run_of, step
 from torch_sink.image.steps.samples import run_on_sample
@@ -35,40 +35,76 @@ def run_all(transforms: Iterable[Any], image: Any) -> Any:
     return image
 
 
-# {transform: how often in a row it fell back to stock code, and what the report of fallbacks says of it}.
-_fallbacks: WeakKeyDictionary[Any, tuple[int, tuple[str, ...]]] = WeakKeyDictionary()
+class _Habit:
+    """How often in a row a transform fell back to stock code, and what the report of fallbacks says of it."""
+
+    __slots__ = ("row", "times", "transform")
+
+    def __init__(self, transform: Any) -> None:
+        self.times, self.row = 0, ledger.latest
+        key = id(transform)
+        self.transform = weakref.ref(transform, lambda _: _habits.pop(key, None))
+
+
+_habits: dict[int, _Habit] = {}  # by `id` of the transform
 # After so many in a row it runs in stock code at once, as recording only costs time; at times recording is tried again.
-_IN_A_ROW, _TRIED_AGAIN = 16, 64
+_IN_A_ROW, _TRIED_AGAIN = 16, 256
+# Of these all calls on bytes or floats are recorded, whatever is drawn: in front of a fallback they need not be.
+_ALWAYS_RECORDED = frozenset(
+    getattr(module, name)
+    for module, names in ((v1, "ToTensor PILToTensor"), (v2, "ToTensor PILToTensor ToImage ToDtype"))
+    for name in (*names.split(), "ConvertImageDtype", "RandomHorizontalFlip", "RandomVerticalFlip")
+)
+
+
+def _is_not_tried(habit: _Habit | None) -> bool:
+    """True for a transform that always falls back, which stock code shall run at once; counts that."""
+    if habit is None or habit.times < _IN_A_ROW or not habit.times % _TRIED_AGAIN or ledger.strict:
+        return False
+    habit.times += 1
+    ledger.add(*habit.row)
+    return True
+
+
+def _run(transforms: Sequence[Any], image: Any) -> Any:
+    """Runs a container's transforms on a Pillow image; on one in memory as stock code up to one that always falls back.
+
+    What comes before that is not recorded.
+    """
+    if _habits and type(image) is Image.Image:
+        for at, transform in enumerate(transforms):
+            habit = _habits.get(id(transform))
+            if habit is not None and records(image) and _is_not_tried(habit):
+                with executing():
+                    for transform in transforms[: at + 1]:
+                        image = transform(image)
+                return run_all(transforms[at + 1 :], draft_of(image))
+            if habit is not None or type(transform) not in _ALWAYS_RECORDED:
+                break
+    return run_all(transforms, draft_of(image))
 
 
 def _called(transform: Any, draft: Draft) -> Any:
     """Calls a transform itself, for which no step stands, on the image of a draft."""
-    if type(draft.origin) is not Image.Image or ledger.strict or not _is_key(transform):
+    if type(draft.origin) is not Image.Image or ledger.strict:
         return transform(draft.handle())
-    times, row = _fallbacks.get(transform, (0, ()))
-    if times >= _IN_A_ROW and times % _TRIED_AGAIN:
-        _fallbacks[transform] = times + 1, row
-        ledger.add(*row)
+    if _is_not_tried(_habits.get(id(transform))):
         with executing():
             return transform(draft.values())
-    ledger.latest = []
+    before = ledger.added
     made = transform(draft.handle())
     is_stocks = isinstance(made, (Image.Image, torch.Tensor)) and not getattr(made, "is_recording", False)
-    if is_stocks and len(ledger.latest) == 1:
-        _fallbacks[transform] = times + 1, ledger.latest[0]
-    elif times:
-        del _fallbacks[transform]
+    if not is_stocks or ledger.added != before + 1:
+        _habits.pop(id(transform), None)
+    elif type(transform).__weakrefoffset__:
+        habit = _habits.setdefault(id(transform), _Habit(transform))
+        habit.times, habit.row = habit.times + 1, ledger.latest
     return made
-
-
-def _is_key(transform: Any) -> bool:
-    kind: Any = type(transform)
-    return kind.__hash__ is object.__hash__ and kind.__weakrefoffset__ != 0
 
 
 def compose_v1(stock: Callable[..., Any], compose: Any, img: Any) -> Any:
     """For `transforms.Compose.__call__`."""
-    return finished(run_all(compose.transforms, draft_of(img))) if isinstance(img, Image.Image) else stock(compose, img)
+    return finished(_run(compose.transforms, img)) if isinstance(img, Image.Image) else stock(compose, img)
 
 
 def compose_v2(stock: Callable[..., Any], compose: Any, *inputs: Any) -> Any:
@@ -77,7 +113,7 @@ def compose_v2(stock: Callable[..., Any], compose: Any, *inputs: Any) -> Any:
         return stock(compose, *inputs)
     if len(inputs) == 1 and isinstance(inputs[0], (Image.Image, torch.Tensor)):
         is_pillow = isinstance(inputs[0], Image.Image)
-        return finished(run_all(compose.transforms, draft_of(inputs[0]))) if is_pillow else stock(compose, *inputs)
+        return finished(_run(compose.transforms, inputs[0])) if is_pillow else stock(compose, *inputs)
     return run_on_sample(compose.transforms, inputs)
 
 

@@ -136,17 +136,19 @@ class Draft:
 
 
 def draft_of(image: Any) -> Any:
-    """A draft of an image; the image itself where its transforms have to be called.
-
-    They have to where no handle can stand for the image, and where hooks or modes change what calls of torch do.
-    """
+    """A draft of an image; the image itself where its transforms have to be called."""
     kind = type(image)
     if (kind is not LazyImage or not image.is_recording) and kind is not Image.Image:
         return image
-    width, height = image.size
-    if image.mode not in RECORDED_MODES or not width or not height or is_executing() or not _is_usual():
+    if not records(image):
         return image
+    width, height = image.size
     return Draft(image, (), (3 if image.mode == "RGB" else 1, height, width), LazyImage, torch.uint8)
+
+
+def records(image: Image.Image) -> bool:
+    """False where no handle can stand for the image, and where hooks or modes change what calls of torch do."""
+    return image.mode in RECORDED_MODES and all(image.size) and not is_executing() and _is_usual()
 
 
 def _is_usual() -> bool:

@@ -66,12 +66,6 @@ def as_drawn(probability: float, dtype: torch.dtype = torch.float32) -> float:
     return torch.tensor(probability, dtype=dtype, device="cpu").item()
 
 
-def applies_at_random(transform: Any) -> bool:
-    """`torch.rand(1) < p`, compared as Python numbers, at a third of the cost."""
-    draw, p = torch.rand(1), transform.p
-    return draw.item() < as_drawn(p, draw.dtype) if type(p) is float else not draw >= p
-
-
 @functools.lru_cache(maxsize=64)
 def log_ratio(ratio: tuple[float, ...], dtype: torch.dtype = torch.float32) -> tuple[float, float]:
     """The logarithms of the smallest and the largest ratio, as torch computes them in a dtype."""
