@@ -33,12 +33,7 @@ _TYPES = {
 
 
 def compiler_options(warps: int = WARPS, registers: int | None = None) -> dict[str, Any]:
-    """Keyword arguments of a launch.
-
-    Args:
-        warps: number of warps of a program.
-        registers: maximum for a thread; an option of NVIDIA's compiler only.
-    """
+    """Keyword arguments of a launch: warps of a program, and most registers of a thread, for NVIDIA's compiler only."""
     # For equal bits the compiler must not fuse a multiply and an add, unless a kernel asks for it.
     options = {"num_warps": warps, "enable_fp_fusion": False}
     return options if registers is None or torch.version.cuda is None else {**options, "maxnreg": registers}
@@ -117,12 +112,7 @@ class Launcher:
 
 
 def allocated(parts: Sequence[tuple[tuple[int, ...], torch.dtype]], device: torch.device | str) -> list[torch.Tensor]:
-    """Allocates tensors of one or two dimensions in one piece of memory, each at a multiple of 16 bytes.
-
-    Args:
-        parts: shape and dtype of each tensor.
-        device: device of the tensors.
-    """
+    """Allocates tensors of these shapes, of one or two dimensions, in one piece of memory: at multiples of 16 bytes."""
     begins, end = [], 0
     for shape, dtype in parts:
         begins.append(end)

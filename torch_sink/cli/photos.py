@@ -13,10 +13,7 @@ _SIZE = (500, 375)  # the usual one of ImageNet
 def make_photo(width: int, height: int, seed: int) -> Image.Image:
     """Draw an RGB image that costs a decoder as much as a photograph: 1/f noise, hard edges and grain.
 
-    Args:
-        width: width in pixels.
-        height: height in pixels.
-        seed: equal seeds give equal images.
+    Sizes are in pixels, and equal seeds give equal images.
     """
     random = np.random.default_rng(seed)
     pixels = random.uniform(60, 190, size=3) * np.ones((height, width, 1))
@@ -44,13 +41,7 @@ def make_photo(width: int, height: int, seed: int) -> Image.Image:
 def write_photos(folder: str | Path, count: int = 48, classes: int = 4) -> list[Path]:
     """Write an `ImageFolder` tree of baseline JPEG files of 500 x 375 pixels and about 100 kB each.
 
-    Args:
-        folder: created if missing; holds one folder per class afterwards.
-        count: number of files.
-        classes: number of class folders, filled in turn.
-
-    Returns:
-        The paths, in the order in which they were made.
+    The folders of classes are filled in turn. Returns the paths, in the order in which they were made.
     """
     paths = [Path(folder) / f"class_{index % classes}" / f"{index:04d}.jpg" for index in range(count)]
     for seed, path in enumerate(paths):

@@ -164,11 +164,7 @@ def pipeline_of(name: str, loader: DataLoader[Any]) -> Pipeline:
 
 
 def find_images(folder: str | Path) -> list[Path]:
-    """The image files under a folder, sorted.
-
-    Raises:
-        FileNotFoundError: there is no such folder, or no image in it.
-    """
+    """The image files under a folder, sorted; raises FileNotFoundError for no such folder, or no image in it."""
     root = Path(folder)
     if not root.is_dir():
         what = "is a file" if root.exists() else "does not exist"

@@ -50,13 +50,7 @@ class Table(NamedTuple):
 
 
 def bars(title: str, head: str, values: dict[str, float], *, limit: str = "", digits: int = 0, note: str = "") -> Table:
-    """A table of named numbers with bars.
-
-    Args:
-        head: name of the numbers' column.
-        limit: name of the number to emphasize.
-        digits: number of decimals.
-    """
+    """A table of named numbers with bars; `head` is the name of their column, `limit` that of one to emphasize."""
     scale = _BAR_COLUMNS / max(values.values())
     rows = [
         (name, f"{value:,.{digits}f}", "#" * max(1, round(scale * value)) + _LIMIT * (name == limit))

@@ -169,18 +169,12 @@ def said_of_recording(cost: Mapping[str, Any], *, on_cpu: bool = False) -> str:
     return f"{said} ms (stock divided by ours: {spread(ratio, 2)}): {advice}."
 
 
-def measured_beside_stock(
-    pipeline: Pipeline, images: int, device: str, on_decode_error: str, rounds: int = 3
-) -> tuple[float, str]:
-    """CPU seconds of a data worker for a sample, and whether recording pays there, in turns with stock code.
-
-    Raises:
-        ValueError: the pipeline raises.
-    """
+def measured_beside_stock(pipeline: Pipeline, images: int, device: str, on_decode_error: str) -> tuple[float, str]:
+    """CPU seconds of a data worker for a sample, and whether recording pays there, in turns with stock code."""
     compared = {"stock": SIDES["stock"], "torch_sink": Side("device", device, on_decode_error=on_decode_error)}
     sides = {name: partial(milliseconds, pipeline, side, images) for name, side in compared.items()}
     try:
-        found = summary(in_turns(sides, rounds))
+        found = summary(in_turns(sides, rounds=3))
     except ValueError as error:  # for instance, stock code has no policy for broken files
         return sides["torch_sink"](1) / 1000, f"Stock code cannot be measured beside it: {error}."
     return found["torch_sink_ms"]["p50"] / 1000, said_of_recording(found)

@@ -113,12 +113,12 @@ def set_generator_states(generators: list[torch.Generator], states: list[bytes])
         generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
-def find_private_generators(dataset: Any, depth: int = 3) -> list[str]:
+def find_private_generators(dataset: Any) -> list[str]:
     """Names of the generator objects inside a dataset or its transforms, whose states no snapshot holds."""
     kinds = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
     found: list[str] = []
     owners: list[tuple[str, Any]] = [("dataset", dataset)]
-    for _ in range(depth):
+    for _ in range(3):  # containers, or objects, inside each other
         parts: list[tuple[str, Any]] = []
         for name, owner in owners:
             inside: list[tuple[Any, Any]]

@@ -22,11 +22,7 @@ from .write import dc_kernel, write_kernel
 
 
 def jpeg_variants(threads_of_warp: int) -> Iterator[Variant]:
-    """Every variant that the launchers can choose, in the order of their launches.
-
-    Args:
-        threads_of_warp: of the device; a program of the kernels that decode has a lane for each thread.
-    """
+    """Every variant that the launchers can choose on a device with such warps, in the order of their launches."""
     yield Variant(assign_kernel, "jpeg owners", {"BLOCK": OWNERS_BLOCK}, 1)
     for shape in LANE_SHAPES:
         lane_bytes = shape.bits // 8
@@ -35,7 +31,7 @@ def jpeg_variants(threads_of_warp: int) -> Iterator[Variant]:
         yield Variant(unstuff_kernel, f"jpeg unstuff, {shape.bits} bits", constants)
     yield Variant(sum_before_kernel, "jpeg sums", {"BLOCK": SUM_LANES}, SUM_WARPS)
     yield Variant(lookup_kernel, "jpeg tables", {"BLOCK": FIRST_ENTRIES.value})
-    lanes = {"BLOCK": threads_of_warp}
+    lanes = {"BLOCK": threads_of_warp}  # a program that decodes has a lane for each thread
     yield Variant(warm_up_kernel, "jpeg warm-up", lanes, 1)
     yield Variant(compare_kernel, "jpeg compare", lanes, 1)
     yield Variant(round_kernel, "jpeg round", lanes, 1)

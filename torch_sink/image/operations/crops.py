@@ -42,11 +42,7 @@ _DOWN_FIRST = [Kind.RESAMPLE_Y, Kind.RESAMPLE_X], [Kind.FILTER_Y, Kind.FILTER_X]
 
 
 def narrow_resize(lowered: LoweredImage, top: int, left: int) -> bool:
-    """Applies a crop to the resize or blur right before it, which then makes only the pixels inside of the crop.
-
-    Returns:
-        False where the last two atoms are no filter of both axes.
-    """
+    """Applies a crop to the resize or blur right before it, which then makes only these pixels; False if none is."""
     kinds, size = lowered.codes[-2:], [lowered.height, lowered.width]
     one, other = (list(lowered.atom(len(lowered.codes) - back)) for back in (2, 1))
     if kinds in _ACROSS_FIRST:
