@@ -8,14 +8,13 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch_sink.errors import SinkError
 
 if TYPE_CHECKING:
-    from torch_sink.image.run.ahead import Outcome
     from torch_sink.triton_kernels.launching import Variant
 
 ABOUT = "Makes torchvision's pixels on the device, keeps batches there, and runs the training loop without waits."
@@ -95,7 +94,16 @@ def run_warm(options: argparse.Namespace) -> int:
     if found := unwritable_cache():
         raise SinkError("; ".join(found))
     started = time.perf_counter()
-    outcomes = list(_shown(ahead.compile_all(target), len(ahead.every_variant(target))))
+    variants, outcomes, in_place = ahead.every_variant(target), [], sys.stderr.isatty()
+    for outcome in ahead.compile_all(target):
+        outcomes.append(outcome)
+        filled = _BAR_COLUMNS * len(outcomes) // len(variants)
+        bar = f"[{'#' * filled}{'.' * (_BAR_COLUMNS - filled)}] {len(outcomes)}/{len(variants)}"
+        state = "failed" if outcome.error else "in the cache" if outcome.was_there else f"{outcome.seconds:.1f} s"
+        line = f"{bar} {outcome.name}, {state}"
+        print(f"\r{line:79}" if in_place else line, end="" if in_place else "\n", file=sys.stderr, flush=True)
+    if in_place:
+        print(file=sys.stderr)
     failed = [outcome for outcome in outcomes if outcome.error]
     there = sum(outcome.was_there for outcome in outcomes)
     print(
@@ -104,8 +112,9 @@ def run_warm(options: argparse.Namespace) -> int:
     )
     for outcome in failed:
         print(f"{outcome.name} cannot be compiled: {outcome.error}", file=sys.stderr)
-    is_elsewhere = options.target is not None
-    return int(bool(failed) or (not is_elsewhere and not _load_and_prove(ahead.every_variant(target))))
+    if failed or options.target is not None:  # kernels for another machine cannot be loaded here
+        return int(bool(failed))
+    return int(not _load_and_prove(variants))
 
 
 def _load_and_prove(variants: Sequence[Variant]) -> bool:
@@ -123,20 +132,6 @@ def _load_and_prove(variants: Sequence[Variant]) -> bool:
     wrong = "; ".join(found.reason for found in verdicts if not found.holds)
     print(f"Stock code replaces kernels here: {wrong}" if wrong else "All give stock code's pixels here.")
     return not errors and not wrong
-
-
-def _shown(outcomes: Iterator[Outcome], total: int) -> Iterator[Outcome]:
-    """Yields the outcomes and shows them: in a progress bar on a terminal, else as lines."""
-    in_place = sys.stderr.isatty()
-    for count, outcome in enumerate(outcomes, 1):
-        filled = _BAR_COLUMNS * count // total
-        bar = f"[{'#' * filled}{'.' * (_BAR_COLUMNS - filled)}] {count}/{total}"
-        state = "failed" if outcome.error else "in the cache" if outcome.was_there else f"{outcome.seconds:.1f} s"
-        line = f"{bar} {outcome.name}, {state}"
-        print(f"\r{line:79}" if in_place else line, end="" if in_place else "\n", file=sys.stderr, flush=True)
-        yield outcome
-    if in_place:
-        print(file=sys.stderr)
 
 
 def run_bench(options: argparse.Namespace) -> int:

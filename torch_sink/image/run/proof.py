@@ -79,33 +79,32 @@ _OF_THE_HEAVY: _Programs = {
 }
 
 
-def _on_tensors(dtype: torch.dtype) -> _Programs:
-    """Programs of calls on tensors, which only the heavy variant has.
+def _programs(dtype: torch.dtype, is_heavy: bool) -> _Programs:
+    """Programs of calls on images, and those of calls on tensors, which only the heavy variant has.
 
     Stock code runs none by a matrix product or a convolution, whose results depend on settings of torch.
     """
+    on_images = {**_OF_PILLOW, **_OF_THE_HEAVY} if is_heavy else _OF_PILLOW
+    end = _TO_BYTES if dtype == torch.uint8 else (*_TO_FLOATS, *_NORMALIZE)
+    on_images = {name: (*calls, *end) for name, calls in on_images.items()}
+    if not is_heavy:
+        return on_images
     if dtype == torch.uint8:
         color = torch.tensor(7, device="cpu").view(1, 1, 1)
         blends = (("v1.adjust_brightness", 0.7), ("v2.adjust_saturation", 1.6))
         # These are recorded only where torch computes bytes in float32.
         on_bytes = blends if torch.get_default_dtype() == torch.float32 else ()
         erase = ("v1.posterize", 4), ("v1.erase", 3, 9, 12, 50, color)
-        return {"colors of uint8 tensors": (*_TO_BYTES, _CROP, *on_bytes, *erase)}
+        return {**on_images, "colors of uint8 tensors": (*_TO_BYTES, _CROP, *on_bytes, *erase)}
     resize = ("v2.resize", [_HEIGHT, _WIDTH]), ("v2.adjust_brightness", 1.2)
     colors = ("v1.adjust_saturation", 0.4), ("v1.adjust_contrast", 1.4), ("v2.adjust_hue", -0.1)
     waves = torch.linspace(-0.2, 0.2, _HEIGHT * _WIDTH * 2, device="cpu").view(1, _HEIGHT, _WIDTH, 2)
     return {
+        **on_images,
         "resize of float32 tensors": (*_TO_FLOATS, *resize, *_NORMALIZE),
         "colors of float32 tensors": (*_TO_FLOATS, _CROP, *colors, *_NORMALIZE),
         "elastic of float32 tensors": (*_TO_FLOATS, _CROP, ("v2.elastic", waves)),
     }
-
-
-def _programs(dtype: torch.dtype, is_heavy: bool) -> _Programs:
-    on_images = {**_OF_PILLOW, **_OF_THE_HEAVY} if is_heavy else _OF_PILLOW
-    end = _TO_BYTES if dtype == torch.uint8 else (*_TO_FLOATS, *_NORMALIZE)
-    programs = {name: (*calls, *end) for name, calls in on_images.items()}
-    return {**programs, **_on_tensors(dtype)} if is_heavy else programs
 
 
 def _recorded_calls(source: PixelSource, calls: _Calls) -> tuple[Op, ...]:
