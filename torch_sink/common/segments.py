@@ -21,9 +21,11 @@ import itertools
 import mmap
 import multiprocessing
 import os
+import pickle
 import threading
 import weakref
 from collections.abc import Callable
+from multiprocessing import reduction
 from typing import Any
 
 import numpy
@@ -125,6 +127,8 @@ class _Pool:
                 if segment.address == address and segment.lease() is not None and not segment.was_sent:
                     segment.was_sent = True
                     segment.header[IN_USE] = 1
+                    if _of_message.segments is not None:
+                        _of_message.segments.append(segment)
                     return self.pid, segment.fd, segment.key, segment.capacity, tensor.numel()
         return None
 
@@ -136,7 +140,35 @@ def _pool_here() -> _Pool:
     global _pool
     if _pool is None or _pool.pid != os.getpid():
         _pool = _Pool()
+        if "dump" not in vars(reduction.ForkingPickler):  # a worker may have been forked by another one
+            reduction.ForkingPickler.dump = _dump  # type: ignore[method-assign]
     return _pool
+
+
+class _Message(threading.local):
+    """The segments in the message that a thread is pickling; None between messages."""
+
+    segments: list[_Segment] | None = None
+
+
+_of_message = _Message()
+
+
+def _dump(pickler: Any, message: Any) -> None:
+    """For `ForkingPickler.dump`: where another part of a message cannot be pickled, nobody will read its segments."""
+    sent: list[_Segment] = []
+    outer, _of_message.segments = _of_message.segments, sent
+    try:
+        pickle.Pickler.dump(pickler, message)
+    except BaseException:
+        for segment in sent:
+            segment.was_sent = False
+            segment.header[IN_USE] = 0
+        raise
+    finally:
+        _of_message.segments = outer
+    if outer is not None:
+        outer += sent
 
 
 def allocate(size: int) -> torch.Tensor | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import pickle
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -38,6 +40,9 @@ from torch_sink.common.slabs import (
 ALIGNMENT_BYTES = 64
 # Shared memory outside the slabs costs the receiver a connection to the worker.
 MOST_COPIED_BYTES = 1 << 14
+# What `sys.getrefcount` says of a tensor that only a view of it keeps.
+_a_view = torch.empty(1, device="cpu").view(-1)
+_REFERENCES_OF_A_VIEW = sys.getrefcount(_a_view._base)
 
 _writer: _Writer | None = None  # of this process, if it is a data worker
 
@@ -79,21 +84,39 @@ def _become_writer(slabs: Offer, worker: int) -> _Writer:
     return _writer
 
 
-def send_small_tensors_by_value() -> None:
-    """From now on, small tensors such as labels travel in the messages of this data worker."""
-    reduction.ForkingPickler.register(torch.Tensor, _reduce_alone)
+def send_small_tensors_by_value(*kinds: type[torch.Tensor]) -> None:
+    """From now on, small tensors such as labels, and of some subclasses, travel in the messages of this data worker."""
+    of_any: tuple[Any, ...] = torch.Tensor, *kinds
+    for kind in of_any:
+        reduction.ForkingPickler.register(kind, _reduce_alone)
 
 
 def _reduce_alone(tensor: torch.Tensor) -> Any:
     """As torch, but by value where the tensor is small and shares memory with no other one."""
+    kind = type(tensor)
+    with torch._C.DisableTorchFunctionSubclass():
+        if not _is_small_and_alone(tensor):
+            is_plain = kind is torch.Tensor
+            return reductions.reduce_tensor(tensor) if is_plain else tensor.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+        values = _bytes_of(tensor.untyped_storage()), tuple(tensor.shape), tensor.dtype
+    if kind is torch.Tensor:
+        return tensor_alone, values
+    state = torch._utils._get_obj_state(tensor)  # type: ignore[no-untyped-call]
+    return torch._tensor._rebuild_from_type_v2, (tensor_alone, kind, values, state)
+
+
+def _is_small_and_alone(tensor: torch.Tensor) -> bool:
     is_ordinary = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_quantized
-    if is_ordinary and 0 < tensor.nbytes <= segments.MOST_BYTES_IN_MESSAGE and tensor.is_contiguous():
-        storage = tensor.untyped_storage()
-        users = torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined]
-        is_alone = users == 2 and storage.nbytes() == tensor.nbytes and not storage.is_shared()
-        if is_alone and not (tensor.requires_grad or tensor.is_neg() or tensor.is_conj()):
-            return tensor_alone, (_bytes_of(storage), tuple(tensor.shape), tensor.dtype)
-    return reductions.reduce_tensor(tensor)
+    if not is_ordinary or not 0 < tensor.nbytes <= segments.MOST_BYTES_IN_MESSAGE or not tensor.is_contiguous():
+        return False
+    # A tensor of a subclass is a view, which keeps the tensor that it is a view of.
+    is_view = tensor._base is not None
+    if is_view and sys.getrefcount(tensor._base) != _REFERENCES_OF_A_VIEW:
+        return False
+    storage = tensor.untyped_storage()
+    is_alone = torch._C._storage_Use_Count(storage._cdata) == 2 + is_view  # type: ignore[attr-defined]
+    is_whole = storage.nbytes() == tensor.nbytes and not storage.is_shared()
+    return is_alone and is_whole and not (tensor.requires_grad or tensor.is_neg() or tensor.is_conj())
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> bytes:

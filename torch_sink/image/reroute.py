@@ -53,6 +53,7 @@ from torch_sink.image.steps import augment, containers, registry, values  # noqa
 # One replaced place: its owner (a module, a class or a dict), the attribute or key, and stock object -> stand-in.
 Row = tuple[Any, Any, Make]
 
+TV_TENSORS = (tv_tensors.Image, tv_tensors.Mask, tv_tensors.BoundingBoxes, tv_tensors.KeyPoints, tv_tensors.Video)
 # Functionals whose stock code calls methods of Pillow's images.
 _THROUGH_METHODS = ("hflip", "vflip", "crop", "resize", "affine", "rotate", "perspective")
 _CONVERSIONS = {
@@ -202,7 +203,7 @@ class PreparedWorker(WorkerLoop):
         # A full collection would go through all that torch and its libraries have made, and copy their pages: 0.2 s.
         gc.freeze()
         try:
-            send_small_tensors_by_value()
+            send_small_tensors_by_value(*TV_TENSORS)
             super().__call__(*bound.args, **bound.kwargs)
         finally:
             gc.unfreeze()  # at the exit of a spawned process, libraries report objects that nobody has collected

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import compress
 from types import FunctionType
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 from torchvision import tv_tensors
@@ -25,7 +25,7 @@ from torch_sink.image.core.fallback import count_function_modes
 from torch_sink.image.handles.augmix import BatchOfOne
 from torch_sink.image.handles.image import LazyImage
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
-from torch_sink.image.steps.draws import Room, log_ratio, resized_crop
+from torch_sink.image.steps.draws import Room, as_float32, log_ratio, resized_crop, two_chances, whole
 
 _HANDLE_TYPES = (LazyImage, *HANDLES)
 
@@ -73,45 +73,57 @@ def iou_crop(stock: Callable[..., Any]) -> Any:
         is_plain = is_plain and boxes.shape[1:] == (4,) and boxes.dtype in (torch.float32, torch.int64)
         if not is_plain or torch.get_default_dtype() is not torch.float32 or count_function_modes():
             return stock(self, flat_inputs)
-        width_height = np.array(query_size(flat_inputs)[::-1], np.float32)
         plain, corners = boxes.as_subclass(torch.Tensor), tv_tensors.BoundingBoxFormat.XYXY
-        found = convert_bounding_box_format(plain, boxes.format, corners).numpy()
-        found = found if found.dtype == np.float32 else found.astype(np.float64)  # which holds what whole numbers make
-        with np.errstate(all="ignore"):
-            while not (least := self.options[int(torch.randint(0, len(self.options), (1,)))]) >= 1.0:
-                for _ in range(self.trials):
-                    params = _tried_crop(self, width_height, found, np.float32(least))
-                    if params is not None:
-                        return params
+        if boxes.format is not corners:
+            plain = convert_bounding_box_format(plain, boxes.format, corners)
+        found = plain.tolist()
+        if not all(-_LARGEST < left <= right < _LARGEST and -_LARGEST < top <= bottom < _LARGEST
+                   for left, top, right, bottom in found):  # fmt: skip
+            return stock(self, flat_inputs)
+        # What whole numbers make is exact; what real numbers make is rounded to float32.
+        rounded: Callable[[float], float] = as_float32 if boxes.dtype is torch.float32 else float
+        centers = [(as_float32(box[0] + box[2]) / 2, as_float32(box[1] + box[3]) / 2) for box in found]
+        height, width = query_size(flat_inputs)
+        while not (least := self.options[whole(len(self.options))]) >= 1.0:
+            least = as_float32(least)
+            for _ in range(self.trials):
+                crop = _tried_crop(self, width, height)
+                if crop is None:
+                    continue
+                left, top, right, bottom = crop
+                is_inside = [left < x < right and top < y < bottom for x, y in centers]
+                if any(_iou(box, crop, rounded) >= least for box in compress(found, is_inside)):
+                    place = {"top": top, "left": left, "height": bottom - top, "width": right - left}
+                    return {**place, "is_within_crop_area": torch.tensor(is_inside)}
         return {}
 
     return make_params
 
 
-def _tried_crop(crop: Any, whole: np.ndarray, boxes: np.ndarray, least: np.float32) -> dict[str, Any] | None:
-    """A crop of an image `whole` = [width, height] that is near enough to one of `boxes` [N, 4], or None."""
-    shares = np.float32(crop.max_scale - crop.min_scale) * torch.rand(2).numpy() + np.float32(crop.min_scale)
-    width, height = map(int, whole * shares)
-    if not crop.min_aspect_ratio <= width / height <= crop.max_aspect_ratio:
+# Float32 holds all whole numbers below, and areas of boxes with such coordinates do not overflow.
+_LARGEST = 1 << 24
+
+
+def _tried_crop(crop: Any, width: int, height: int) -> tuple[int, int, int, int] | None:
+    """(left, top, right, bottom) of a random part of an image, or None where it has another shape than is wanted."""
+    low, span = as_float32(crop.min_scale), as_float32(crop.max_scale - crop.min_scale)
+    across, down = (as_float32(low + as_float32(span * chance)) for chance in two_chances())
+    w, h = int(as_float32(width * across)), int(as_float32(height * down))
+    if not crop.min_aspect_ratio <= w / h <= crop.max_aspect_ratio:
         return None
-    size = np.array((width, height), np.float32)
-    corner = np.trunc((whole - size) * torch.rand(2).numpy())
-    end = corner + size
-    if not size.all():
-        return None
-    centers = np.float32(0.5) * (boxes[:, :2] + boxes[:, 2:])
-    is_inside = ((corner < centers) & (centers < end)).all(axis=1)
-    if not is_inside.any():
-        return None
-    inside = boxes[is_inside]
-    sides = np.maximum(np.minimum(inside[:, 2:], end) - np.maximum(inside[:, :2], corner), np.float32(0))
-    common, areas = sides[:, 0] * sides[:, 1], (inside[:, 2] - inside[:, 0]) * (inside[:, 3] - inside[:, 1])
-    union = areas + width * height - common
-    if (common.astype(np.float32) / union.astype(np.float32)).max() < least:
-        return None
-    left, top = map(int, corner)
-    place = {"top": top, "left": left, "height": height, "width": width}
-    return {**place, "is_within_crop_area": torch.from_numpy(is_inside)}
+    across, down = two_chances()
+    left, top = int(as_float32((width - w) * across)), int(as_float32((height - h) * down))
+    return (left, top, left + w, top + h) if w else None
+
+
+def _iou(box: Sequence[float], crop: Sequence[int], rounded: Callable[[float], float]) -> float:
+    """The intersection of a box and a crop (left, top, right, bottom), divided by their union."""
+    wide = max(rounded(min(box[2], crop[2]) - max(box[0], crop[0])), 0)
+    high = max(rounded(min(box[3], crop[3]) - max(box[1], crop[1])), 0)
+    area = rounded(rounded(box[2] - box[0]) * rounded(box[3] - box[1]))
+    common = rounded(wide * high)
+    union = rounded(rounded(area + rounded((crop[2] - crop[0]) * (crop[3] - crop[1]))) - common)
+    return as_float32(as_float32(common) / as_float32(union))
 
 
 def augmentation_space(stock: Callable[..., Any]) -> Any:

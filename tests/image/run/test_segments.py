@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from multiprocessing import resource_sharer
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ import pytest
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
+from torchvision import tv_tensors
 from torchvision.transforms import functional as F
 
 import torch_sink
@@ -126,6 +128,30 @@ def test_small_batches_and_labels_travel_in_the_message(monkeypatch: pytest.Monk
             assert not batch[1].is_shared()
 
 
+class PickledApart:
+    """Is pickled into bytes while a message is pickled."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __reduce__(self) -> Any:
+        return ForkingPickler.loads, (bytes(ForkingPickler.dumps(self.value)),)
+
+
+def collate_in_vain(samples: Any) -> Any:
+    """Makes more batches than a worker has segments, of which no message can be pickled, then the one that is sent."""
+    for kind in (list, PickledApart) * segments.MOST_SEGMENTS:
+        with pytest.raises((AttributeError, pickle.PicklingError)):
+            ForkingPickler.dumps([kind(default_collate(samples)), lambda: None])
+    return default_collate(samples)
+
+
+def test_memory_of_a_message_that_cannot_be_pickled_is_used_again() -> None:
+    for batch in loader_of(collate_fn=collate_in_vain):
+        assert_right(batch)
+        assert lies_in_segment(batch)
+
+
 class Labels(Dataset):
     """Tensors that share memory with each other or with processes, that need gradients, and of all kinds of numbers."""
 
@@ -139,7 +165,9 @@ class Labels(Dataset):
         kinds = [whole.to(dtype)[1:5].clone() for dtype in (torch.bool, torch.int8, torch.bfloat16, torch.complex64)]
         views = [whole, whole[1:3], whole.view(2, 3).T]
         odd = [torch.tensor(7), torch.empty(0, 3), torch.ones(2, requires_grad=True), torch.ones(3, 2).T]
-        return views, kinds, odd, self.shared
+        boxes = tv_tensors.BoundingBoxes(torch.arange(8.0).view(2, 4), format="XYWH", canvas_size=(5, 6))
+        kept, mask = tv_tensors.wrap(boxes[torch.tensor([True, False])], like=boxes), tv_tensors.Mask(whole.view(2, 3))
+        return views, kinds, [*odd, boxes, kept, tv_tensors.Mask(torch.ones(2, 3)), mask], self.shared
 
 
 @pytest.mark.parametrize("start", STARTS)
@@ -149,6 +177,9 @@ def test_small_tensors_arrive_as_those_of_stock(start: str) -> None:
         views, kinds, odd, shared = next(iter(loader))
         views[0][1] = 9
         assert shared.is_shared()
+        assert odd[-1].data_ptr() == views[0].data_ptr()
+        if torch_sink.get_image_backend() == "device":
+            assert not any(each.is_shared() for each in odd[-4:-1])
         return [*views, *kinds, *odd]
 
     ours = received()
@@ -158,6 +189,8 @@ def test_small_tensors_arrive_as_those_of_stock(start: str) -> None:
         for name in ("shape", "dtype", "layout", "requires_grad"):
             assert getattr(one, name) == getattr(other, name)
         assert one.stride() == other.stride()
+        assert type(one) is type(other)
+        assert vars(one) == vars(other)
         assert torch.equal(one, other)
 
 

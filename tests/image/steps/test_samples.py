@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ import torch_sink
 from image.random_pipelines import same_value
 from image.steps.test_steps import photo, random_transforms, seeded
 from torch_sink.image.handles.tensor import HANDLES
+from torch_sink.image.steps import containers
 
 VALUES = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5], [0.2])]
 
@@ -114,9 +116,28 @@ def test_all_of_a_sample_moves(moves: str, sample: str) -> None:
     assert recorded == 6 or moves in ("detection", "pure", "others between", "colors")
 
 
-@pytest.mark.parametrize("kind", ["XYXY", "XYWH", "CXCYWH", "XYWHR", "integers", "none"])
+def test_a_second_conversion_to_an_image_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It passes the image on, so what follows is recorded without a call of a transform."""
+    monkeypatch.setattr(containers, "_called", refuse_to_call)
+    container = v2.Compose([v2.ToImage(), v2.RandomHorizontalFlip(), *VALUES])
+    for seed in range(4):
+        expected, state = seeded(seed, lambda: container(photo()))
+        with torch_sink.image_backend("device", device="cpu"):
+            made, state_behind = seeded(seed, lambda: container(photo()))
+            assert state_behind == state
+            same_value(made, expected)
+
+
+def refuse_to_call(transform: Any, draft: Any) -> None:
+    raise AssertionError(f"{transform} was called")
+
+
+_KINDS_OF_BOXES = ["XYXY", "XYWH", "CXCYWH", "XYWHR", "integers", "none", "turned over", "no numbers", "far away"]
+
+
+@pytest.mark.parametrize("kind", _KINDS_OF_BOXES)
 def test_crops_near_boxes_are_stocks(kind: str) -> None:
-    """Sampled with NumPy: the crops, the boxes inside of them, and the draws."""
+    """Sampled with plain numbers: the crops, the boxes inside of them, and the draws."""
 
     def sample(image: Image.Image) -> tuple[Any, ...]:
         chance = np.random.default_rng(image.getpixel((1, 1)))
@@ -126,6 +147,10 @@ def test_crops_near_boxes_are_stocks(kind: str) -> None:
         )
         values = torch.cat([values, values[:, :1]], 1) if kind == "XYWHR" else values
         values = values[:0] if kind == "none" else values.long() if kind == "integers" else values
+        if kind == "turned over":
+            values[::2] = values[::2, [2, 1, 0, 3]]
+        if kind in ("no numbers", "far away"):
+            values[0, 2:] = math.nan if kind == "no numbers" else 3e38
         boxes = tv_tensors.BoundingBoxes(
             values, format=kind if kind[0] in "XC" else "XYXY", canvas_size=(image.height, image.width)
         )

@@ -6,6 +6,7 @@ afterwards are equal.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 import threading
@@ -30,6 +31,7 @@ class _KeptRoom(threading.local):
         with torch.inference_mode(False):
             self.whole = torch.empty(1, dtype=torch.int64, device="cpu")
             self.real = torch.empty(1, dtype=torch.float32, device="cpu")
+            self.two = torch.empty(2, dtype=torch.float32, device="cpu")
 
 
 kept = _KeptRoom()
@@ -48,6 +50,16 @@ def real(low: float, high: float) -> float:
 def chance() -> float:
     """A float32 in [0, 1)."""
     return kept.real.uniform_().item()
+
+
+def two_chances() -> list[float]:
+    """Two float32 in [0, 1), as `torch.rand(2)` draws them."""
+    return kept.two.uniform_().tolist()
+
+
+def as_float32(value: float) -> float:
+    """A number rounded to float32."""
+    return ctypes.c_float(value).value
 
 
 def exponential(low: float, high: float) -> float:

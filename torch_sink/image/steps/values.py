@@ -35,6 +35,8 @@ def _pil_to_tensor(transform: Any, draft: Draft) -> Any:
 
 @step(v2.ToImage, calls="pil_to_tensor to_image", takes_samples=True)
 def _to_image(transform: Any, draft: Draft) -> Any:
+    if draft.kind is LazyTVImage:  # which the transform passes on
+        return draft
     return draft.as_tensor(_TO_IMAGE, torch.uint8, as_tv_image=True) if draft.kind is LazyImage else NotImplemented
 
 
