@@ -125,10 +125,9 @@ class _Pool:
         with self._lock:
             for segment in self._segments:
                 if segment.address == address and segment.lease() is not None and not segment.was_sent:
-                    segment.was_sent = True
-                    segment.header[IN_USE] = 1
-                    if _of_message.segments is not None:
-                        _of_message.segments.append(segment)
+                    segment.was_sent, segment.header[IN_USE] = True, 1
+                    if (message := getattr(_of_message, "segments", None)) is not None:
+                        message.append(segment)
                     return self.pid, segment.fd, segment.key, segment.capacity, tensor.numel()
         return None
 
@@ -145,30 +144,23 @@ def _pool_here() -> _Pool:
     return _pool
 
 
-class _Message(threading.local):
-    """The segments in the message that a thread is pickling; None between messages."""
-
-    segments: list[_Segment] | None = None
-
-
-_of_message = _Message()
+_of_message = threading.local()  # `segments`: those in the message that a thread is pickling; None between messages
 
 
 def _dump(pickler: Any, message: Any) -> None:
     """For `ForkingPickler.dump`: where another part of a message cannot be pickled, nobody will read its segments."""
     sent: list[_Segment] = []
-    outer, _of_message.segments = _of_message.segments, sent
+    outer, _of_message.segments = getattr(_of_message, "segments", None), sent
     try:
         pickle.Pickler.dump(pickler, message)
+        if outer is not None:
+            outer += sent
     except BaseException:
         for segment in sent:
-            segment.was_sent = False
-            segment.header[IN_USE] = 0
+            segment.was_sent, segment.header[IN_USE] = False, 0
         raise
     finally:
         _of_message.segments = outer
-    if outer is not None:
-        outer += sent
 
 
 def allocate(size: int) -> torch.Tensor | None:

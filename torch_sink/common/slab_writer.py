@@ -84,23 +84,22 @@ def _become_writer(slabs: Offer, worker: int) -> _Writer:
     return _writer
 
 
-def send_small_tensors_by_value(*kinds: type[torch.Tensor]) -> None:
+def send_small_tensors_by_value(*kinds: Any) -> None:
     """From now on, small tensors such as labels, and of some subclasses, travel in the messages of this data worker."""
-    of_any: tuple[Any, ...] = torch.Tensor, *kinds
-    for kind in of_any:
+    for kind in (torch.Tensor, *kinds):
         reduction.ForkingPickler.register(kind, _reduce_alone)
 
 
 def _reduce_alone(tensor: torch.Tensor) -> Any:
     """As torch, but by value where the tensor is small and shares memory with no other one."""
-    kind = type(tensor)
+    kind: Any = type(tensor)
     with torch._C.DisableTorchFunctionSubclass():
-        if not _is_small_and_alone(tensor):
-            is_plain = kind is torch.Tensor
-            return reductions.reduce_tensor(tensor) if is_plain else tensor.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
-        values = _bytes_of(tensor.untyped_storage()), tuple(tensor.shape), tensor.dtype
+        is_small = _is_small_and_alone(tensor)
+        values = (_bytes_of(tensor.untyped_storage()), tuple(tensor.shape), tensor.dtype) if is_small else ()
     if kind is torch.Tensor:
-        return tensor_alone, values
+        return (tensor_alone, values) if is_small else reductions.reduce_tensor(tensor)
+    if not is_small:
+        return tensor.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
     state = torch._utils._get_obj_state(tensor)  # type: ignore[no-untyped-call]
     return torch._tensor._rebuild_from_type_v2, (tensor_alone, kind, values, state)
 
