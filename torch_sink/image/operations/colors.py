@@ -14,7 +14,7 @@ from torch_sink.image.core.arguments import is_computed_in_float32, is_number, l
 from torch_sink.image.core.examples import Arguments, Example, of_method, sample
 from torch_sink.image.core.lowering import FAMILIES, LoweredImage, by_formula, float_bits
 from torch_sink.image.core.ops import BLENDED, EXACT_BYTES, NUMERIC, Op, Operation, always, both
-from torch_sink.image.operations.functionals import adjusted, functional, stock_of, unchanged
+from torch_sink.image.operations.functionals import adjusted, functional, stock_of
 from torch_sink.triton_kernels.rows import Formula, Kind
 
 # --- brightness
@@ -76,7 +76,9 @@ functional(
 
 def _saturation(family: str, handle: Any, saturation_factor: Any) -> Any:
     made = adjusted(f"{family}.adjust_saturation", handle, saturation_factor)
-    return made if made is NotImplemented or handle.lazy_shape[0] == 3 else unchanged(family, handle)
+    if made is NotImplemented or handle.lazy_shape[0] == 3:
+        return made
+    return handle.copy() if family == "pil" else handle
 
 
 def _lower_saturation(lowered: LoweredImage, factor: float, formula: Formula) -> None:

@@ -139,19 +139,13 @@ Operation(
 def _contiguous(handle: Any, memory_format: torch.memory_format = torch.contiguous_format) -> Any:
     if memory_format != torch.contiguous_format:
         return NotImplemented
-    return handle if _is_contiguous(handle) else handle.record(Op("contiguous"), is_view=True)
-
-
-def _is_contiguous(handle: Any) -> bool:
-    """True where stock code's tensor is known to be contiguous, so that `contiguous` returns the tensor itself."""
     for op in reversed(handle.lazy_ops):
-        if op.name in ("to_tensor", "contiguous"):
-            return True
-        if op.name in ("pil_to_tensor", "to_image"):
-            return bool(handle.lazy_shape[0] == 1)  # else the channels of a pixel lie side by side
-        if op.operation.changes_layout(op):
+        puts_channels_last = op.name in ("pil_to_tensor", "to_image")
+        if op.name in ("to_tensor", "contiguous") or (puts_channels_last and handle.lazy_shape[0] == 1):
+            return handle  # stock code's tensor is known to be contiguous, and `contiguous` returns the tensor itself
+        if puts_channels_last or op.operation.changes_layout(op):
             break
-    return False
+    return handle.record(Op("contiguous"), is_view=True)
 
 
 Operation(

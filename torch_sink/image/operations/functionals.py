@@ -54,8 +54,3 @@ def adjusted(name: str, handle: Any, factor: Any) -> Any:
     if handle.lazy_dtype not in NUMERIC or not takes(factor) or not is_computed_in_float32(family, handle):
         return NotImplemented
     return handle.record(Op(name, (factor,)))
-
-
-def unchanged(family: str, handle: Any) -> Any:
-    """What stock code returns for a call that changes nothing: a copy of a Pillow image, or the tensor itself."""
-    return handle.copy() if family == "pil" else handle

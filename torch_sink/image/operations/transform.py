@@ -27,7 +27,12 @@ def _transform(
     image: Any, size: Any, method: Any, data: Any = None, resample: int = Image.Resampling.NEAREST, fill: int = 1,
     fillcolor: Any = None,
 ) -> Any:  # fmt: skip
-    if method not in _COEFFICIENTS or data is None or not _is_color(image.mode, fillcolor):
+    if method not in _COEFFICIENTS or data is None:
+        return NotImplemented
+    # A fill as torchvision passes it on: three integers for "RGB", one for "L", or None for black.
+    channels = 3 if image.mode == "RGB" else 1
+    fills = fillcolor if isinstance(fillcolor, tuple) else (0,) * channels if fillcolor is None else (fillcolor,)
+    if len(fills) != channels or not all(isinstance(value, int) for value in fills):
         return NotImplemented
     (width, height), resample = size, filter_of(image, resample)
     data = tuple(map(float, data))
@@ -38,14 +43,6 @@ def _transform(
         return NotImplemented
     op = Op("pil.transform", ((width, height), int(method), data, int(resample), fillcolor))
     return image.record(op, size=(width, height))
-
-
-def _is_color(mode: str, fill: Any) -> bool:
-    """True for a fill as torchvision passes it on: three integers for "RGB", one for "L", or None for black."""
-    if fill is None:
-        return True
-    values = fill if isinstance(fill, tuple) else (fill,)
-    return len(values) == (3 if mode == "RGB" else 1) and all(isinstance(value, int) for value in values)
 
 
 def _fits_16_bits(data: Sequence[float], width: int, height: int) -> bool:

@@ -28,33 +28,23 @@ from torch_sink.triton_kernels.rows import Kind
 # --- from images to tensors and back
 
 
-def _to_tensor(image: Any) -> Any:
-    return _converted(image, "to_tensor", torch.get_default_dtype())
-
-
-def _pil_to_tensor(image: Any) -> Any:
-    return _converted(image, "pil_to_tensor", torch.uint8)
-
-
-def _to_image(image: Any) -> Any:
-    if isinstance(image, torch.Tensor):
-        return image.as_tv_image()  # type: ignore[attr-defined]
-    return _converted(image, "to_image", torch.uint8, as_tv_image=True)
-
-
-def _converted(image: Any, name: str, dtype: torch.dtype, as_tv_image: bool = False) -> Any:
-    if not is_pillow(image) or dtype not in (torch.uint8, torch.float32):
-        return NotImplemented
-    return image.as_tensor(Op(name), dtype, as_tv_image=as_tv_image)
-
-
 def _to_pil_image(handle: Any, mode: str | None = None) -> Any:
     image = NotImplemented if isinstance(handle, Image.Image) else handle.as_image()
     return image if image is not NotImplemented and mode in (None, image.mode) else NotImplemented
 
 
-def _conversion(name: str, stock: Callable[..., Any], record: Recorder, *transforms: str, **fields: Any) -> None:
+def _conversion(name: str, stock: Callable[..., Any], *transforms: str, **fields: Any) -> None:
     """Makes the operation of a conversion of Pillow images known."""
+
+    def record(image: Any) -> Any:
+        as_tv_image = name == "to_image"
+        if as_tv_image and isinstance(image, torch.Tensor):
+            return image.as_tv_image()  # type: ignore[attr-defined]
+        dtype = torch.get_default_dtype() if name == "to_tensor" else torch.uint8
+        if not is_pillow(image) or dtype not in (torch.uint8, torch.float32):
+            return NotImplemented
+        return image.as_tensor(Op(name), dtype, as_tv_image=as_tv_image)
+
     Operation(
         name,
         stock={name: stock},
@@ -67,9 +57,9 @@ def _conversion(name: str, stock: Callable[..., Any], record: Recorder, *transfo
     )
 
 
-_conversion("to_tensor", F.to_tensor, _to_tensor, "ToTensor", result=lambda op: torch.float32)
-_conversion("pil_to_tensor", F.pil_to_tensor, _pil_to_tensor, "PILToTensor", "ToPureTensor")
-_conversion("to_image", F_v2.to_image, _to_image, "ToImage")
+_conversion("to_tensor", F.to_tensor, "ToTensor", result=lambda op: torch.float32)
+_conversion("pil_to_tensor", F.pil_to_tensor, "PILToTensor", "ToPureTensor")
+_conversion("to_image", F_v2.to_image, "ToImage")
 Operation(
     "to Pillow image",
     stock={"to_pil_image": F.to_pil_image},

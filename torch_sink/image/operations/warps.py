@@ -279,25 +279,16 @@ _warp(
 # --- elastic deformation
 
 
-def _elastic_v1(family: str, handle: Any, displacement: Any, interpolation: str = "bilinear", fill: Any = None) -> Any:
-    if displacement.dtype != torch.float32:
+def _elastic(family: str, handle: Any, displacement: Any, interpolation: Any = "bilinear", fill: Any = None) -> Any:
+    if not isinstance(displacement, torch.Tensor) or (family == "v1" and displacement.dtype != torch.float32):
         return NotImplemented
-    return _deform("v1.elastic_transform", handle, displacement, interpolation, fill)
-
-
-def _elastic_v2(
-    family: str, handle: Any, displacement: Any, interpolation: Any = Mode.BILINEAR, fill: Any = None
-) -> Any:
-    if not isinstance(displacement, torch.Tensor):
-        return NotImplemented
-    return _deform("v2.elastic", handle, displacement.to(torch.float32), _mode_v2(interpolation), fill)
-
-
-def _deform(name: str, handle: Any, displacement: torch.Tensor, mode: str, fill: Any) -> Any:
     if displacement.shape != (1, *handle.lazy_shape[1:], 2) or displacement.device.type != "cpu":
         return NotImplemented
-    # The caller may go on to write to its own.
-    return _record(handle, name, (TensorArgument(displacement.detach().clone()),), mode, fill)
+    # A copy, for the caller may go on to write to its own.
+    field = TensorArgument(displacement.detach().to(torch.float32, copy=True))
+    if family == "v1":
+        return _record(handle, "v1.elastic_transform", (field,), interpolation, fill)
+    return _record(handle, "v2.elastic", (field,), _mode_v2(interpolation), fill)
 
 
 _warp(
@@ -308,7 +299,7 @@ _warp(
         ),
         "v2.elastic": lambda image, field, mode, fill: F_v2.elastic_image(image, field.tensor, Mode(mode), fill),
     },
-    record={"v1.elastic_transform": _elastic_v1, "v2.elastic": _elastic_v2},
+    record={"v1.elastic_transform": _elastic, "v2.elastic": _elastic},
     lower={name: functools.partial(_lower_elastic, name[:2]) for name in ("v1.elastic_transform", "v2.elastic")},
     examples=_examples("elastic_transform", lambda a: (a.displacement(),)),
     transforms={"ElasticTransform": interpolations(sigma=1.0, usual="BILINEAR")},
