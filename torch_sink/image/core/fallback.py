@@ -23,7 +23,9 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 
 from torch_sink.common import after_fork_in_child
 from torch_sink.damage.report import DecodeReport, decode_report
@@ -242,6 +244,12 @@ def executing() -> AbstractContextManager[None]:
     """A context in which stock code makes pixels, on the host: nothing is recorded, and no fallback is reported."""
     # Where a script has set a default device, `pil_to_tensor` would make its tensor there.
     return _executing_on_host() if count_function_modes() else _executing
+
+
+def image_of(array: np.ndarray) -> Image.Image:
+    """An ordinary image of an array, whether or not the program's own `Image.fromarray` makes one."""
+    with executing():
+        return Image.fromarray(array)
 
 
 def report_fallback(operation: str, reason: str, inner_module: str | None = None) -> None:

@@ -21,9 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
 
-from torch_sink.image.core.fallback import executing
+from torch_sink.image.core.fallback import executing, image_of
 from torch_sink.image.core.ops import LOWER, PIXEL_CALLS, VALUE_CALLS, Op, makes_bytes, makes_floats, replay
 from torch_sink.triton_kernels import rows
 from torch_sink.triton_kernels.rows import Formula, Kind
@@ -259,7 +258,7 @@ def value_planes(channels: int, value_ops: tuple[Op, ...]) -> tuple[np.ndarray, 
     The stock functions run on an image whose columns are the values 0 to 255, so the table holds their very bits.
     """
     ramp = np.tile(np.arange(256, dtype=np.uint8)[None, :, None], (1, 1, channels))
-    image = Image.fromarray(ramp if channels == 3 else ramp[:, :, 0])
+    image = image_of(ramp if channels == 3 else ramp[:, :, 0])
     with executing():
         made = replay(image, value_ops).as_subclass(torch.Tensor)
     return tuple(made[:, 0].float().expand(3, -1).contiguous().view(torch.int32).numpy())

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from torch_sink.image.core.fallback import executing
+from torch_sink.image.core.fallback import executing, image_of
 from torch_sink.image.core.proof import Proof
 from torch_sink.image.core.transfer import to_host
 from torch_sink.image.decode.source import Box, EncodedSource, encoded_source
@@ -77,7 +77,7 @@ def picture(width: int, height: int) -> Image.Image:
     waves = [np.sin(across / length) * np.cos(down / (length + 3)) for length in (5, 9, 14)]
     noise = np.random.default_rng(0).normal(0, 12, (height, width, 3))
     values = 128 + 90 * np.stack(waves, axis=-1) + noise
-    return Image.fromarray(values.clip(0, 255).astype(np.uint8))
+    return image_of(values.clip(0, 255).astype(np.uint8))
 
 
 def encoded(image: Image.Image, **options: object) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
@@ -71,6 +71,44 @@ class PixelSource(NamedTuple):
     def decode(self) -> Image.Image:
         """The image, for stock code, which does not write to it."""
         return self.image
+
+    def tobytes(self) -> bytes:
+        """What `image.tobytes()` returns, without looking the encoder up by name and joining pieces."""
+        image = self.image
+        if 0 in image.size:
+            return b""
+        encoder = Image.core.raw_encoder(image.mode, image.mode)  # type: ignore[attr-defined]
+        encoder.setimage(image.im, (0, 0, *image.size))
+        _, error, pixels = encoder.encode(image.width * image.height * len(image.mode))
+        return pixels if error == 1 else image.tobytes()  # all of it was written
+
+
+# Mode "L" or "RGB", size, and the bytes of the pixels: `bytes`, or an array that the program may still write to.
+Values = tuple[str, tuple[int, int], Any]
+
+
+class BytesSource(PixelSource):
+    """Pixels of which Pillow makes an image each time that one is asked for; its first field are their `Values`."""
+
+    __slots__ = ()
+
+    def __new__(cls, values: Values, path: str = "an image in memory") -> BytesSource:
+        return tuple.__new__(cls, (values, path))
+
+    @property
+    def image(self) -> Image.Image:  # type: ignore[override]
+        return Image.frombytes(*self[0])  # type: ignore[misc]
+
+    @property
+    def mode(self) -> str:
+        return self[0][0]  # type: ignore[index,no-any-return]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self[0][1]  # type: ignore[index,no-any-return]
+
+    def tobytes(self) -> bytes:
+        return self[0][2]  # type: ignore[index,no-any-return]
 
 
 class FinishedSource(NamedTuple):

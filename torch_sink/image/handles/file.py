@@ -27,7 +27,7 @@ from torch_sink.damage.report import BrokenFile
 from torch_sink.damage.samples import is_reading_stream
 from torch_sink.errors import DecodeError
 from torch_sink.image.core import settings, uses
-from torch_sink.image.core.fallback import executing, is_executing, ledger, report_fallback
+from torch_sink.image.core.fallback import executing, image_of, is_executing, ledger, report_fallback
 from torch_sink.image.core.ops import Op, replay
 from torch_sink.image.decode import proof
 from torch_sink.image.decode.source import (
@@ -241,7 +241,7 @@ def _decode_pixels(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         report_fallback("torchvision.io", "turned by its EXIF data")
         return pixels
     array = pixels.permute(1, 2, 0).numpy()
-    source = PixelSource(Image.fromarray(array if len(pixels) == 3 else array[:, :, 0]), _path_of(args[0]))
+    source = PixelSource(image_of(array if len(pixels) == 3 else array[:, :, 0]), _path_of(args[0]))
     return LazyTensor(source, (Op("pil_to_tensor"),), tuple(pixels.shape), torch.uint8)  # type: ignore[arg-type]
 
 
@@ -298,7 +298,7 @@ def _turns(stock: Callable[..., Any], source: EncodedSource) -> tuple[Op, ...]:
 def _tiny_file() -> bytes:
     """A gray JPEG file of 4 x 4 pixels that looks different from every side."""
     ramp = np.arange(0, 256, 16, dtype=np.uint8).reshape(4, 4)
-    return proof.encoded(Image.fromarray(ramp), quality=100)
+    return proof.encoded(image_of(ramp), quality=100)
 
 
 # {name of an operator of `torch.ops.image`: its stand-in}.

@@ -26,6 +26,7 @@ from torch_sink.image.decode.source import (
     is_worth_keeping,
     made_here,
 )
+from torch_sink.image.handles.array import ArrayImage, pixels_of
 from torch_sink.image.handles.names import PixelAccess, named_as, stays, unpickled
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
 from torch_sink.image.operations import RECORDERS
@@ -252,7 +253,7 @@ class LazyImage(LazyPixels, metaclass=_StockType):
 
     def __eq__(self, other: object) -> bool:
         # Pillow compares classes first, and both objects would be of the class `Image` in stock code.
-        if type(other) not in (LazyImage, Image.Image):
+        if type(other) not in (LazyImage, ArrayImage, Image.Image):
             return False
         image: Any = other
         return self._new(self.im) == (image._new(image.im) if type(other) is LazyImage else image)
@@ -297,8 +298,9 @@ def lazy_image(image: Image.Image, *, palettes: bool = False) -> LazyImage | Non
         name = f"{type(image).__module__}.{type(image).__qualname__}"
         report_fallback("Pillow image", f"{name} is a class of its own, which a recorded image would not be")
         return None
-    with executing():
-        image.load()  # an unread file of another format, or a handle of a palette image
+    if type(image) is not ArrayImage:
+        with executing():
+            image.load()  # an unread file of another format, or a handle of a palette image
     if image.mode not in RECORDED_MODES and not (palettes and has_plain_palette(image)):
         # The values of a palette image may be classes, which a conversion would destroy.
         advice = "" if image.mode == "P" else ": convert it to 'RGB' or 'L' first"
@@ -307,12 +309,6 @@ def lazy_image(image: Image.Image, *, palettes: bool = False) -> LazyImage | Non
     if not image.width or not image.height:
         return None
     return LazyImage(pixels_of(image), (), image.size, image.mode)
-
-
-def pixels_of(image: Image.Image) -> PixelSource:
-    """A source of a copy of an ordinary image's pixels, which later writes to the image do not change."""
-    uses.note_opened()
-    return PixelSource(image._new(image.im.copy()))
 
 
 def handle_of_file(image: Image.Image, source: EncodedSource) -> LazyImage:

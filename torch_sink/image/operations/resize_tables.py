@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from torch_sink.image.core.fallback import image_of
 from torch_sink.image.core.lowering import OUTPUT_HEIGHT, LoweredImage
 from torch_sink.triton_kernels.rows import FIRST_OUTPUT, LAST_INPUT, MIRRORS, Kind
 
@@ -81,7 +82,7 @@ def _pillow_chooses_its_order() -> bool:
     The image between the two passes is rounded to 8 bits, so the order shows in the pixels: ask Pillow itself.
     """
     noise = np.arange(12 * 16, dtype=np.uint32).reshape(16, 12)
-    image = Image.fromarray((noise * 2654435761 >> 13).astype(np.uint8))
+    image = image_of((noise * 2654435761 >> 13).astype(np.uint8))
     size, bicubic = (16, 5), Resampling.BICUBIC
     rows_first = image.resize((12, 5), bicubic).resize(size, bicubic)
     columns_first = image.resize((16, 16), bicubic).resize(size, bicubic)

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 from torch_sink.image.core.arguments import is_computed_in_float32, is_factor, is_number, is_rounded_by_torch
 from torch_sink.image.core.examples import Example, of_method, sample
+from torch_sink.image.core.fallback import image_of
 from torch_sink.image.core.lowering import FAMILIES, LoweredImage, by_formula, float_bits, three
 from torch_sink.image.core.ops import NUMERIC, STOCK, Op, Operation, Recorder
 from torch_sink.image.operations.functionals import functional
@@ -170,7 +170,7 @@ def stock_table(name: str, *args: float) -> np.ndarray:
     """The results of stock code for the values 0 to 255, float32 [256] by their bits."""
     ramp = np.arange(256, dtype=np.uint8).reshape(1, 256)
     if name.startswith("pil."):
-        made = np.asarray(STOCK[name](Image.fromarray(ramp), *args))
+        made = np.asarray(STOCK[name](image_of(ramp), *args))
     else:
         made = STOCK[name](torch.from_numpy(ramp)[None], *args).numpy()
     return made.flatten().astype(np.float32).view(np.int32)

@@ -166,18 +166,8 @@ def _payload(source: Source) -> tuple[Any, ...]:
     if isinstance(source, EncodedSource):
         return "file", source.data, source.path, source.header, source.mode
     if isinstance(source, PixelSource):
-        return "pixels", _pixels_of(source.image), source.image.mode, source.image.size, source.path
+        return "pixels", source.tobytes(), source.mode, source.size, source.path
     return "tensor", _bytes_of(source.tensor), tuple(source.tensor.shape), source.tensor.dtype, source.path
-
-
-def _pixels_of(image: Image.Image) -> bytes:
-    """What `image.tobytes()` returns, without looking the encoder up by name and joining pieces."""
-    if 0 in image.size:
-        return b""
-    encoder = Image.core.raw_encoder(image.mode, image.mode)  # type: ignore[attr-defined]
-    encoder.setimage(image.im, (0, 0, *image.size))
-    _, error, pixels = encoder.encode(image.width * image.height * len(image.mode))
-    return pixels if error == 1 else image.tobytes()  # all of it was written
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

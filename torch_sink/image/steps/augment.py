@@ -15,9 +15,8 @@ from torch_sink.image.core.ops import recorder
 from torch_sink.image.handles.image import LazyImage
 from torch_sink.image.steps.draft import Draft
 from torch_sink.image.steps.draws import as_drawn, chance, whole
-from torch_sink.image.steps.moves import fill_of
+from torch_sink.image.steps.moves import affine, fill_of, rotate
 from torch_sink.image.steps.registry import Functional, step
-from torch_sink.image.steps.warps import affine, rotate
 
 
 def _shear(angle: float) -> float:

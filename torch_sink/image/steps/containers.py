@@ -14,6 +14,7 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from torch_sink.image.core.fallback import executing, ledger
+from torch_sink.image.handles.array import ORDINARY
 from torch_sink.image.steps.draft import Draft, draft_of, finished, records
 from torch_sink.image.steps.draws import as_drawn, chance, is_probability
 from torch_sink.image.steps.registry import run_of, step
@@ -71,7 +72,7 @@ def _run(transforms: Sequence[Any], image: Any) -> Any:
 
     What comes before that is not recorded.
     """
-    if _habits and type(image) is Image.Image:
+    if _habits and type(image) in ORDINARY:
         for at, transform in enumerate(transforms):
             habit = _habits.get(id(transform))
             if habit is not None and records(image) and _is_not_tried(habit):
@@ -86,7 +87,7 @@ def _run(transforms: Sequence[Any], image: Any) -> Any:
 
 def _called(transform: Any, draft: Draft) -> Any:
     """Calls a transform itself, for which no step stands, on the image of a draft."""
-    if type(draft.origin) is not Image.Image or ledger.strict:
+    if type(draft.origin) not in ORDINARY or ledger.strict:
         return transform(draft.handle())
     if _is_not_tried(_habits.get(id(transform))):
         with executing():

@@ -12,7 +12,8 @@ from torch_sink.image.core import uses
 from torch_sink.image.core.fallback import count_dispatch_modes, count_function_modes, executing, is_executing
 from torch_sink.image.core.ops import InPlaceOp, Op, recorder, replay
 from torch_sink.image.decode.source import made_here
-from torch_sink.image.handles.image import RECORDED_MODES, LazyImage, pixels_of
+from torch_sink.image.handles.array import ArrayImage, pixels_of
+from torch_sink.image.handles.image import RECORDED_MODES, LazyImage
 from torch_sink.image.handles.tensor import LazyTensor, LazyTVImage, is_expanded
 
 Shape = tuple[int, int, int]
@@ -138,7 +139,7 @@ class Draft:
 def draft_of(image: Any) -> Any:
     """A draft of an image; the image itself where its transforms have to be called."""
     kind = type(image)
-    if (kind is not LazyImage or not image.is_recording) and kind is not Image.Image:
+    if kind not in (ArrayImage, Image.Image) and (kind is not LazyImage or not image.is_recording):
         return image
     if not records(image):
         return image
