@@ -106,8 +106,6 @@ def _rows() -> Iterator[Row]:
     for kind in (autoaugment.AutoAugment, autoaugment.RandAugment, autoaugment.TrivialAugmentWide):
         yield kind, "forward", around(containers.alone)
     yield functional, "get_dimensions", around(transform_methods.dimensions)
-    for module in (functional, _geometry):
-        yield module, "_get_inverse_affine_matrix", transform_methods.inverse_matrix
     for module in (functional, _augment, _color, _geometry, _meta, _misc):
         yield module, "_log_api_usage_once", transform_methods.log_usage
     for module in (v2_transform, _augment, _color, _geometry, _meta, _misc):

@@ -137,19 +137,6 @@ def augmentation_space(stock: Callable[..., Any]) -> Any:
     return lambda self, *args: dict(made_once(type(self), *args))
 
 
-def inverse_matrix(stock: Callable[..., Any]) -> Any:
-    """Stand-in for `_get_inverse_affine_matrix`, which keeps the few matrices of automatic augmentations."""
-
-    @functools.lru_cache(maxsize=4096)
-    def kept(*args: Any) -> tuple[float, ...]:
-        return tuple(stock(*args))
-
-    def matrix(center: Any, angle: Any, translate: Any, scale: Any, shear: Any, inverted: bool = True) -> list[float]:
-        return list(kept(tuple(center), angle, tuple(translate), scale, tuple(shear), inverted))
-
-    return matrix
-
-
 def magnitudes(stock: dict[str, Any]) -> dict[str, Any]:
     """Stand-in for the `_AUGMENTATION_SPACE` of v2's automatic augmentations, which take one number out of a tensor."""
     return {name: (_made_once(make, torch.Tensor.tolist), signed) for name, (make, signed) in stock.items()}

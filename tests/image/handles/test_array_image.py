@@ -151,7 +151,9 @@ def test_writes_to_the_array_are_seen_where_pillow_shows_them(view: Any, mode: s
 def test_recording_unpacks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     unpacked: list[Any] = []
     stock = Image.frombuffer
-    monkeypatch.setattr(Image, "frombuffer", lambda mode, size, *args: unpacked.append(size) or stock(mode, size, *args))
+    monkeypatch.setattr(
+        Image, "frombuffer", lambda mode, size, *args: unpacked.append(size) or stock(mode, size, *args)
+    )
     with torch_sink.image_backend("device", device="meta"):
         images = [Image.fromarray(array(mode)) for mode in SHAPES for _ in range(2)]
         handles = [v1.Compose([v1.RandomCrop(5), v1.ToTensor()])(image) for image in images]

@@ -29,7 +29,8 @@ from torch_sink.image.core.ops import TensorArgument
 from torch_sink.image.handles.image import LazyImage
 from torch_sink.image.handles.tensor import HANDLES
 from torch_sink.image.steps import containers
-from torch_sink.image.steps.registry import STEPS
+from torch_sink.image.steps.draft import Draft, draft_of
+from torch_sink.image.steps.registry import STEPS, run_of
 
 _MODES = (v1.InterpolationMode.NEAREST, v1.InterpolationMode.BILINEAR, v1.InterpolationMode.BICUBIC)
 STATISTICS = (0.5, 0.4, 0.3), (0.2, 0.3, 0.1)
@@ -86,7 +87,20 @@ def random_transforms(chance: random.Random, module: Any, depth: int = 0) -> lis
             30, chance.choice((None, (0.1, 0.3))), chance.choice((None, (0.7, 1.4))),
             chance.choice((None, 9, (1, 5, -4, 8))), fill=chance.choice((0, 9)), interpolation=chance.choice(_MODES),
         ),
+        lambda: module.RandomPerspective(
+            chance.random(), chance.choice((0.3, 1)), chance.choice(_MODES), chance.choice((0, 7))
+        ),
+        lambda: module.ElasticTransform(
+            chance.choice((9.0, [30.0, 5.0])), chance.choice((1.0, 2.5)), chance.choice(_MODES), chance.choice((0, 7))
+        ),
     ]  # fmt: skip
+    if module is v2:
+        makers += [
+            lambda: v2.RandomZoomOut(chance.choice((0, (1, 2, 3))), (1.0, 1.7), chance.choice((0.3, 1))),
+            lambda: v2.ScaleJitter((40, 30), (0.5, 1.4)),
+            lambda: v2.RandomShortestSize([18, 25], chance.choice((None, 30))),
+            lambda: v2.RandomResize(14, 30),
+        ]
     inside = functools.partial(random_transforms, chance, module, depth + 1)
     if depth < 2:
         makers += [
@@ -219,6 +233,23 @@ def test_affine_transforms_and_rotations(module: Any) -> None:
             [rotation, moves, module.RandomGrayscale(0.5), module.PILToTensor(), rotation, moves]
         )
         assert_equal_samples(container)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        *(module.RandomPerspective(p=1.0, fill=3) for module in (v1, v2)),
+        *(module.ElasticTransform(9.0, 1.0) for module in (v1, v2)),
+        *(v2.RandomZoomOut(p=1.0), v2.ScaleJitter((40, 30)), v2.RandomShortestSize([18]), v2.RandomResize(9, 12)),
+    ],
+)
+def test_steps_record_without_calling_the_transform(transform: Any) -> None:
+    with torch_sink.image_backend("device", device="meta"):
+        made = run_of(transform)(transform, draft_of(photo()))  # type: ignore[misc]
+        assert type(made) is Draft
+        assert made.ops
+    module = v2 if isinstance(transform, v2.Transform) else v1
+    assert_equal_samples(module.Compose([transform, transform, module.PILToTensor(), transform]))
 
 
 @pytest.mark.parametrize("module", [v1, v2])

@@ -1,10 +1,13 @@
-"""Crops, flips, pads, resizes, and affine transforms."""
+"""Crops, flips, pads, resizes and warps."""
 
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from PIL import Image
 from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode as Mode
@@ -152,6 +155,30 @@ def _resized_part(crop: Any, draft: Draft) -> Any:
     return _resize_crop(family, draft, *box, crop.size, crop.interpolation, crop.antialias)
 
 
+_NOTHING = torch.empty(1, 1, 1)
+
+
+def sized(draft: Draft) -> torch.Tensor:
+    """What `make_params` of v2 asks for a size."""
+    return _NOTHING.expand(1, *draft.lazy_shape[1:])
+
+
+@step(v2.RandomResize, v2.RandomShortestSize, v2.ScaleJitter, calls="resize get_size", takes_samples=True)
+def _resized_at_random(resize: Any, draft: Draft) -> Any:
+    draft.moves = resize.make_params([sized(draft)])
+    return _resize("v2", draft, draft.moves["size"], resize.interpolation, None, resize.antialias)
+
+
+@step(v2.RandomZoomOut, calls="pad get_size", takes_samples=True)
+def _zoomed_out(zoom: Any, draft: Draft) -> Any:
+    if not is_probability(zoom.p):
+        return NotImplemented
+    if chance() >= as_drawn(zoom.p):
+        return draft
+    draft.moves = zoom.make_params([sized(draft)])
+    return _pad("v2", draft, draft.moves["padding"], fill_of(zoom, draft))
+
+
 # --- flips
 
 _MIRROR, _TURN_OVER = (Op("pil.transpose", (int(method),)) for method in (
@@ -174,61 +201,85 @@ def _flipped(flip: Any, draft: Draft) -> Any:
     return _flips[type(flip).__name__](family_of(flip), draft)
 
 
-# --- affine transforms and rotations
+# --- warps
 
 _record_transform = recorder("Image.transform")
+_FILTERS = (Image.Resampling.NEAREST, Image.Resampling.BILINEAR, Image.Resampling.BICUBIC)
+_AFFINE, _PERSPECTIVE = int(Image.Transform.AFFINE), int(Image.Transform.PERSPECTIVE)
+# torchvision's own functions, and the same with the few matrices of automatic augmentations kept.
+_MATRICES = {"v1": F._get_inverse_affine_matrix, "v2": v2_geometry._get_inverse_affine_matrix}
+_KEPT_MATRICES = {family: functools.lru_cache(maxsize=4096)(matrix) for family, matrix in _MATRICES.items()}
+
+
+def _warped(draft: Draft, method: int, data: Sequence[float], fill: Any, interpolation: Any) -> Any:
+    """Records `Image.transform` of a whole Pillow image."""
+    channels, height, width = draft.lazy_shape
+    color = (fill,) * 3 if type(fill) is int and channels == 3 else color_of(fill, channels)
+    resample = FILTERS_BY_NAME.get(interpolation)
+    if color is None or resample is None:
+        return NotImplemented
+    if method == _AFFINE and resample in _FILTERS:
+        a, b, c, d, e, f = data
+        if max(width * abs(a) + height * abs(b) + abs(c), width * abs(d) + height * abs(e) + abs(f)) < 32768:
+            op = Op("pil.transform", ((width, height), _AFFINE, (a, b, c, d, e, f), int(resample), color))
+            return Draft(draft.origin, (*draft.ops, op), draft.lazy_shape, draft.kind, draft.lazy_dtype)
+    return _record_transform(draft, draft.size, method, data, resample, 1, color)  # which looks closer
 
 
 def _affine_image(
-    module: Any, draft: Draft, angle: float, translate: Any, scale: float, shear: Any, interpolation: Any, fill: Any,
+    matrices: Any, draft: Draft, angle: float, translate: Any, scale: float, shear: Any, interpolation: Any, fill: Any,
     center: Any = None,
 ) -> Any:  # fmt: skip
-    color, resample = color_of(fill, draft.lazy_shape[0]), FILTERS_BY_NAME.get(interpolation)
-    if color is None or resample is None:
-        return NotImplemented
-    width, height = draft.size
-    middle = [width * 0.5, height * 0.5] if center is None else center
-    matrix = module._get_inverse_affine_matrix(middle, angle, translate, scale, shear)
-    return _record_transform(draft, draft.size, Image.Transform.AFFINE, matrix, resample, 1, color)
+    _, height, width = draft.lazy_shape
+    middle = (width * 0.5, height * 0.5) if center is None else tuple(center)
+    return _warped(draft, _AFFINE, matrices(middle, angle, tuple(translate), scale, tuple(shear)), fill, interpolation)
 
 
 def _rotate_image(draft: Draft, angle: float, interpolation: Any, expand: Any, center: Any, fill: Any) -> Any:
+    _, height, width = draft.lazy_shape
+    if center is None and not expand and angle % 90:  # as `Image.rotate` does it
+        turn, x, y = -math.radians(angle % 360.0), width / 2, height / 2
+        cos, sin = round(math.cos(turn), 15), round(math.sin(turn), 15)
+        matrix = cos, sin, cos * -x + sin * -y + 0.0 + x, -sin, cos, -sin * -x + cos * -y + 0.0 + y
+        return _warped(draft, _AFFINE, matrix, fill, interpolation)
     color, resample = color_of(fill, draft.lazy_shape[0]), FILTERS_BY_NAME.get(interpolation)
     if color is None or resample is None:
         return NotImplemented
     return Image.Image.rotate(draft, angle, resample, expand, center, None, color)  # type: ignore[arg-type]
 
 
-affine = Functional(
-    "affine",
-    {"v1": functools.partial(_affine_image, F), "v2": functools.partial(_affine_image, v2_geometry)},
-    v2="affine",
+def _perspective_image(draft: Draft, start: Any, end: Any, interpolation: Any, fill: Any, values: Any = None) -> Any:
+    return _warped(draft, _PERSPECTIVE, values or F._get_perspective_coeffs(start, end), fill, interpolation)
+
+
+affine, _affine_drawn = (
+    Functional("affine", {each: functools.partial(_affine_image, by[each]) for each in by}, v2="affine")
+    for by in (_KEPT_MATRICES, _MATRICES)
 )
 rotate = Functional("rotate", _rotate_image, v2="rotate")
+_perspective = Functional("perspective", _perspective_image, v2="perspective")
 
 
-def _fill(transform: Any, draft: Draft) -> Any:
-    return fill_of(transform, draft) if family_of(transform) == "v2" else transform.fill
-
-
-def _takes(transform: Any, draft: Draft) -> bool:
-    """False for tensors in v1, where a fill becomes floats."""
-    return draft.kind is LazyImage or family_of(transform) == "v2"
+def fill_of_warp(transform: Any, draft: Draft) -> Any:
+    """The fill of a warp; `NotImplemented` for tensors in v1, where it becomes floats."""
+    if family_of(transform) == "v2":
+        return fill_of(transform, draft)
+    return transform.fill if draft.kind is LazyImage else NotImplemented
 
 
 @step(v1.RandomRotation, v2.RandomRotation, calls="rotate get_dimensions affine", takes_samples=True)
 def _rotated(rotation: Any, draft: Draft) -> Any:
-    if not _takes(rotation, draft):
-        return NotImplemented
-    angle, fill = real(*rotation.degrees), _fill(rotation, draft)
+    if (fill := fill_of_warp(rotation, draft)) is NotImplemented:
+        return fill
+    angle = real(*rotation.degrees)
     draft.moves = {"angle": angle}
     return rotate(family_of(rotation), draft, angle, rotation.interpolation, rotation.expand, rotation.center, fill)
 
 
 @step(v1.RandomAffine, v2.RandomAffine, calls="rotate get_dimensions affine", takes_samples=True)
 def _moved(moves: Any, draft: Draft) -> Any:
-    if not _takes(moves, draft):
-        return NotImplemented
+    if (fill := fill_of_warp(moves, draft)) is NotImplemented:
+        return fill
     angle, (width, height), shift = real(*moves.degrees), draft.size, [0, 0]
     if moves.translate is not None:
         most = float(moves.translate[0] * width), float(moves.translate[1] * height)
@@ -239,5 +290,19 @@ def _moved(moves: Any, draft: Draft) -> Any:
         shear[0] = real(*moves.shear[:2])
         shear[1] = real(*moves.shear[2:]) if len(moves.shear) == 4 else 0.0
     draft.moves = {"angle": angle, "translate": tuple(shift), "scale": scale, "shear": tuple(shear)}
-    arguments = angle, shift, scale, shear, moves.interpolation, _fill(moves, draft), moves.center
-    return affine(family_of(moves), draft, *arguments)
+    arguments = angle, shift, scale, shear, moves.interpolation, fill, moves.center
+    return _affine_drawn(family_of(moves), draft, *arguments)
+
+
+@step(v1.RandomPerspective, v2.RandomPerspective, calls="perspective get_dimensions get_size", takes_samples=True)
+def _seen_from_aside(perspective: Any, draft: Draft) -> Any:
+    if (fill := fill_of_warp(perspective, draft)) is NotImplemented or not is_probability(perspective.p):
+        return NotImplemented
+    if chance() >= as_drawn(perspective.p):
+        return draft
+    mode = perspective.interpolation
+    if family_of(perspective) == "v1":
+        points = perspective.get_params(*draft.size, perspective.distortion_scale)
+        return _perspective("v1", draft, *points, mode, fill)
+    draft.moves = perspective.make_params([sized(draft)])
+    return _perspective("v2", draft, None, None, mode, fill, draft.moves["coefficients"])

@@ -1,4 +1,4 @@
-"""Conversions, normalization and colors."""
+"""Conversions, normalization, colors, blur, and what else torchvision makes on tensors."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torchvision.transforms import InterpolationMode as Mode
+from torchvision.transforms import functional as F
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from torch_sink.image.core.ops import Op, recorder
 from torch_sink.image.handles.image import LazyImage
 from torch_sink.image.handles.tensor import LazyTensor, LazyTVImage
-from torch_sink.image.steps.draft import Draft
+from torch_sink.image.steps.draft import Draft, draft_of
 from torch_sink.image.steps.draws import as_drawn, chance, exponential, is_probability, log_ratio, real, whole
+from torch_sink.image.steps.moves import fill_of_warp, sized
 from torch_sink.image.steps.registry import Functional, family_of, step
 
 # --- conversions
@@ -70,8 +73,22 @@ def _typed(transform: Any, draft: Draft) -> Any:
 _normalize = Functional("normalize", {}, v1="normalize", v2="normalize")
 
 
+@functools.lru_cache(maxsize=256, typed=True)
+def _normalization(family: str, channels: int, count: int, *values: Any) -> Op | None:
+    """The call for `count` means and the deviations behind them; None where more than one call is recorded."""
+    draft = Draft(None, (), (channels, 1, 1), LazyTensor, torch.float32)
+    made = _normalize.on_tensors[family](draft, values[:count], values[count:])
+    return None if made is NotImplemented or len(made.ops) > 1 or 0 in values else made.ops[0]
+
+
 @step(v1.Normalize, v2.Normalize, calls="normalize to_tensor to_dtype", takes_samples=True)
 def _normalized(normalize: Any, draft: Draft) -> Any:
+    mean, std = normalize.mean, normalize.std
+    are_plain = type(mean) in (tuple, list) and type(std) in (tuple, list) and not normalize.inplace
+    if are_plain and draft.lazy_dtype is torch.float32 and draft.kind is _OWN_TENSORS[family_of(normalize)]:
+        op = _normalization(family_of(normalize), draft.lazy_shape[0], len(mean), *mean, *std)
+        if op is not None:
+            return Draft(draft.origin, (*draft.ops, op), draft.lazy_shape, draft.kind, draft.lazy_dtype)
     return _normalize.record(family_of(normalize), draft, normalize.mean, normalize.std, normalize.inplace)
 
 
@@ -118,19 +135,42 @@ def _toned_at_random(transform: Any, draft: Draft) -> Any:
     return made if chance() < as_drawn(transform.p) else draft
 
 
-def _blur_image(family: str, draft: Draft, *args: Any) -> Any:
-    made = _blur.on_tensors[family](draft.as_tensor(_PIL_TO_TENSOR, torch.uint8), *args)
+# --- what torchvision turns Pillow images into tensors for, and back
+
+
+def _through_tensor(record: Any, draft: Draft, *args: Any) -> Any:
+    made = record(draft.as_tensor(_PIL_TO_TENSOR, torch.uint8), *args)
     return made if made is NotImplemented else made.as_image()
 
 
-_blur_images = {family: functools.partial(_blur_image, family) for family in ("v1", "v2")}
-_blur = Functional("gaussian_blur", _blur_images, v1="gaussian_blur", v2="gaussian_blur")
+def _by_family(name: str, **targets: Any) -> Functional:
+    images = {each: functools.partial(_through_tensor, recorder(f"{each}.{targets[each]}")) for each in targets}
+    return Functional(name, images, **targets)
 
 
-@step(v1.GaussianBlur, v2.GaussianBlur, calls="gaussian_blur to_pil_image pil_to_tensor", takes_samples=True)
+_CALLED_THERE = "to_pil_image pil_to_tensor gaussian_blur elastic_transform"
+_blur = _by_family("gaussian_blur", v1="gaussian_blur", v2="gaussian_blur")
+_elastic = _by_family("elastic_transform", v1="elastic_transform", v2="elastic")
+
+
+@step(v1.GaussianBlur, v2.GaussianBlur, calls=_CALLED_THERE, takes_samples=True)
 def _blurred(blur: Any, draft: Draft) -> Any:
     sigma = real(*blur.sigma)
     return _blur(family_of(blur), draft, blur.kernel_size, [sigma, sigma])
+
+
+@step(v1.ElasticTransform, v2.ElasticTransform, calls=_CALLED_THERE, takes_samples=True)
+def _deformed(elastic: Any, draft: Draft) -> Any:
+    family, fill, mode = family_of(elastic), fill_of_warp(elastic, draft), elastic.interpolation
+    known = (Mode.NEAREST, Mode.BILINEAR, *(("nearest", "bilinear") if family == "v2" else ()))
+    if fill is NotImplemented or mode not in known:
+        return NotImplemented
+    if family == "v2":
+        draft.moves = elastic.make_params([sized(draft)])
+        return _elastic("v2", draft, draft.moves["displacement"], mode, fill)
+    field = elastic.get_params(elastic.alpha, elastic.sigma, list(draft.lazy_shape[1:]))
+    made = _elastic.record("v1", draft, field, mode.value, fill)
+    return draft_of(F.elastic_transform(draft.handle(), field, mode, fill)) if made is NotImplemented else made
 
 
 _erase = Functional("erase", {}, v1="erase", v2="erase")
