@@ -161,9 +161,11 @@ def _blurred(blur: Any, draft: Draft) -> Any:
 
 @step(v1.ElasticTransform, v2.ElasticTransform, calls=_CALLED_THERE, takes_samples=True)
 def _deformed(elastic: Any, draft: Draft) -> Any:
-    family, fill, mode = family_of(elastic), fill_of_warp(elastic, draft), elastic.interpolation
-    known = (Mode.NEAREST, Mode.BILINEAR, *(("nearest", "bilinear") if family == "v2" else ()))
-    if fill is NotImplemented or mode not in known:
+    mode = elastic.interpolation
+    if mode not in (Mode.NEAREST, Mode.BILINEAR, "nearest", "bilinear"):
+        return NotImplemented
+    family, fill = family_of(elastic), fill_of_warp(elastic, draft)
+    if fill is NotImplemented or (family == "v1" and type(mode) is not Mode):
         return NotImplemented
     if family == "v2":
         draft.moves = elastic.make_params([sized(draft)])
