@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torchvision import transforms as v1
-from torchvision.transforms import functional, v2
+from torchvision.transforms import v2
 
 import torch_sink
 from image.cases import array_opener
@@ -16,7 +16,6 @@ from image.check import run
 from torch_sink.image.handles.image import LazyImage, LazyPixels, lazy_image
 from torch_sink.image.transform_methods import (
     augmentation_space,
-    inverse_matrix,
     resized_crop_v1,
     resized_crop_v2,
 )
@@ -81,21 +80,6 @@ def test_augmentation_space(kind: type) -> None:
             assert found[name][1] == signed
         found.clear()
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_matrices_are_kept_apart() -> None:
-    stock = functional._get_inverse_affine_matrix
-    calls = [
-        ([4, 5.5], 30, [1, 2], 1.5, [3.0, 0.0]),
-        ([4, 5.5], 30, [1, 2], 1.5, [3.0, 1e-9]),
-        ((0, 0), 0, (0, 0), 1, (0, 7)),
-    ]
-    expected = [stock(*call, inverted) for call in calls for inverted in (True, False)]
-    matrix = inverse_matrix(stock)
-    for _ in range(2):
-        found = [matrix(*call, inverted=inverted) for call in calls for inverted in (True, False)]
-        assert found == expected
-        found[0].clear()
 
 
 def test_a_space_of_its_own_is_kept() -> None:
