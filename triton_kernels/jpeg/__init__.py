@@ -16,9 +16,8 @@ from .idct import WARPS as IDCT_WARPS
 from .idct import idct_kernel
 from .lanes import BLOCK as OWNERS_BLOCK
 from .lanes import assign_kernel, count_unstuffed_kernel, sum_before_kernel, unstuff_kernel
+from .passes import compare_kernel, dc_kernel, round_kernel, warm_up_kernel, write_kernel
 from .symbols import FIRST_ENTRIES, lookup_kernel
-from .synchronize import compare_kernel, round_kernel, warm_up_kernel
-from .write import dc_kernel, write_kernel
 
 
 def jpeg_variants(threads_of_warp: int) -> Iterator[Variant]:

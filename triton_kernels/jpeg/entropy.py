@@ -23,9 +23,8 @@ import triton
 from ..launching import Launcher, allocated
 from ..shapes import LaneShape, are_interpreted
 from .lanes import count_unstuffed_kernel, sum_before_kernel, unstuff_kernel
+from .passes import compare_kernel, dc_kernel, round_kernel, warm_up_kernel, write_kernel
 from .symbols import FIRST_ENTRIES, LOOKUP_ENTRIES, lookup_kernel
-from .synchronize import compare_kernel, round_kernel, warm_up_kernel
-from .write import dc_kernel, write_kernel
 
 # Lanes of a program that decodes: one warp, so that its lanes do not wait for those of other warps.
 LANES_A_WARP = 64 if torch.version.hip else 32
