@@ -96,16 +96,15 @@ def _rows() -> Iterator[Row]:
         yield module, "convert_image_dtype", make
     yield from _kernel_rows()
 
-    yield transforms.Compose, "__call__", around(containers.compose_v1)
-    yield v2.Compose, "forward", around(containers.compose_v2)
+    yield transforms.Compose, "__call__", containers.sampled(containers.compose_v1)
+    yield v2.Compose, "forward", containers.sampled(containers.compose_v2)
     yield transforms.RandomResizedCrop, "get_params", transform_methods.resized_crop_v1
     yield v2.RandomResizedCrop, "make_params", transform_methods.resized_crop_v2
     yield v2.RandomIoUCrop, "make_params", transform_methods.iou_crop
     for kind in (transforms.RandomHorizontalFlip, transforms.RandomVerticalFlip, transforms.ColorJitter):
-        yield kind, "forward", around(containers.alone)
+        yield kind, "forward", containers.sampled(containers.alone)
     for kind in (autoaugment.AutoAugment, autoaugment.RandAugment, autoaugment.TrivialAugmentWide):
-        yield kind, "forward", around(containers.alone)
-    yield functional, "get_dimensions", around(transform_methods.dimensions)
+        yield kind, "forward", containers.sampled(containers.alone)
     for module in (functional, _augment, _color, _geometry, _meta, _misc):
         yield module, "_log_api_usage_once", transform_methods.log_usage
     for module in (v2_transform, _augment, _color, _geometry, _meta, _misc):

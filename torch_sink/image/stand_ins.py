@@ -52,9 +52,7 @@ _MISSING = object()
 def on_image(target: str, *, by_methods: bool = False) -> Make:
     """Makes stand-ins for functionals on Pillow images, and for conversions, which also take tensors.
 
-    Args:
-        target: the key of the recorder in `RECORDERS`.
-        by_methods: where the recorder takes a call not, stock code gets a handle, whose methods record.
+    With `by_methods`, stock code gets a handle, whose methods record, where the recorder of `target` takes a call not.
     """
     return _on_image(RECORDERS[target], target in TAKE_PALETTES, by_methods)
 
@@ -118,15 +116,14 @@ def _through_tensor(recorder: Recorder, image: Any, *args: Any, **kwargs: Any) -
 def on_tensor(name: str, recorder: Recorder | None, makes_pure: bool = False) -> Make:
     """Makes stand-ins for tensor functionals and kernels, which record on handles and give stock code real tensors.
 
-    Args:
-        name: of the functional, for the fallback report.
-        recorder: of the operation, if there is one.
-        makes_pure: the result of a computation on a `tv_tensors.Image` is a pure tensor.
+    With `makes_pure`, the result of a computation on a `tv_tensors.Image` is a pure tensor. `name` is for the report.
     """
 
     def make(stock: Stock) -> Stock:
         @functools.wraps(stock)
         def stand_in(image: Any, *args: Any, **kwargs: Any) -> Any:
+            if type(image) is torch.Tensor:
+                return stock(image, *args, **kwargs)
             if not isinstance(image, HANDLES):
                 each = type(image) is LazyStack and recorder is not None and name in EACH_ALONE
                 made = image.record_each(recorder, *args, **kwargs) if each else NotImplemented
@@ -192,9 +189,10 @@ def mix(stock: Stock, transform: Any, inpt: Any, params: dict[str, Any]) -> Any:
 
 
 def collate_tensors(stock: Stock, batch: Any, **kwargs: Any) -> Any:
-    if any(isinstance(item, HANDLES) for item in batch):
+    kinds = set(map(type, batch))
+    if not kinds.isdisjoint(HANDLES):
         return collate_handles(batch)
-    return torch.stack(batch) if all(isinstance(item, LazyStack) for item in batch) else stock(batch, **kwargs)
+    return torch.stack(batch) if kinds == {LazyStack} else stock(batch, **kwargs)
 
 
 # --- types

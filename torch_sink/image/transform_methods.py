@@ -156,14 +156,6 @@ def _made_once(make: Callable[..., Any], convert: Callable[[Any], Any]) -> Calla
 # --- what every functional asks
 
 
-def dimensions(stock: Callable[..., Any], img: Any) -> list[int]:
-    """For `functional.get_dimensions`."""
-    if type(img) is not LazyImage:
-        return stock(img)
-    width, height = img.size
-    return [3 if img.mode == "RGB" else 1, height, width]
-
-
 def log_usage(stock: Callable[[Any], None]) -> Callable[[Any], None]:
     """Stand-in for `_log_api_usage_once`, which finds out at every call that it has nothing to do."""
     logged: set[Any] = set()

@@ -25,6 +25,7 @@ from torchvision.transforms import v2
 import torch_sink
 from image.cases import array_opener
 from image.random_pipelines import Scenario, compare_scenario, same_value
+from torch_sink.image.core import settings
 from torch_sink.image.core.ops import TensorArgument
 from torch_sink.image.handles.image import LazyImage
 from torch_sink.image.handles.tensor import HANDLES
@@ -484,6 +485,15 @@ class _Reads:
         return image
 
 
+@contextmanager
+def as_for_a_device() -> Iterator[None]:
+    """The backend, which records all samples, as for a device that has the same pixels."""
+    with torch_sink.image_backend("device", device="cpu"), pytest.MonkeyPatch.context() as patch:
+        assert settings.active is not None
+        patch.setattr(settings, "active", settings.active._replace(interpreted=True))
+        yield
+
+
 @pytest.mark.parametrize("first", [v1.Pad(2), v1.PILToTensor(), v2.ToImage()])
 def test_what_reads_every_image_gets_ordinary_ones(first: Any) -> None:
     """And is counted as before; where it no longer reads, it gets handles again."""
@@ -491,7 +501,7 @@ def test_what_reads_every_image_gets_ordinary_ones(first: Any) -> None:
     container = v1.Compose([first, reader, v1.CenterCrop(8)])
     expected = [container(photo(seed)) for seed in range(200)]
     reader.kinds.clear()
-    with torch_sink.image_backend("device", device="cpu"):
+    with as_for_a_device():
         made = [container(photo(seed)) for seed in range(200)]
         ((_, reason), count), *others = torch_sink.fallback_report().counts.items()
         assert (reason.rpartition(".")[0].endswith("_Reads"), count, others) == (True, 200, [])
@@ -522,7 +532,7 @@ def test_what_always_falls_back_is_stocks_from_the_beginning(first: list[Any], m
     called = containers._called
     monkeypatch.setattr(containers, "_called", lambda *args: tried.append(1) or called(*args))
     expected = [seeded(seed, lambda seed=seed: container(photo(seed))) for seed in range(80)]
-    with torch_sink.image_backend("device", device="cpu"):
+    with as_for_a_device():
         actual = [seeded(seed, lambda seed=seed: container(photo(seed))) for seed in range(80)]
         (count,) = torch_sink.fallback_report().counts.values()
         assert (count, len(tried)) == (80, 16)

@@ -98,12 +98,8 @@ class _Ledger:
     def open(self, folder: str | None, strict: bool) -> str:
         """Starts counting afresh.
 
-        Args:
-            folder: that of the parent, in a worker; None where this process reports, and makes one.
-            strict: fallbacks raise.
-
-        Returns:
-            The folder. "" where there is no place for temporary files: the report then lacks the children's counts.
+        `folder` is that of the parent, in a worker; None where this process reports, and makes one. Returns the folder,
+        or "" where there is no place for temporary files: the report then lacks the children's counts.
         """
         self.close()
         self.counts, self.has_recorded, self.kept, self.strict = Counter(), False, 0, strict
@@ -231,19 +227,19 @@ class _Executing:
         _muted.depth -= 1
 
 
-_executing = _Executing()
+MUTED = _Executing()
 
 
 @contextmanager
 def _executing_on_host() -> Iterator[None]:
-    with _executing, torch.device("cpu"):
+    with MUTED, torch.device("cpu"):
         yield
 
 
 def executing() -> AbstractContextManager[None]:
     """A context in which stock code makes pixels, on the host: nothing is recorded, and no fallback is reported."""
     # Where a script has set a default device, `pil_to_tensor` would make its tensor there.
-    return _executing_on_host() if count_function_modes() else _executing
+    return _executing_on_host() if count_function_modes() else MUTED
 
 
 def image_of(array: np.ndarray) -> Image.Image:
@@ -253,15 +249,9 @@ def image_of(array: np.ndarray) -> Image.Image:
 
 
 def report_fallback(operation: str, reason: str, inner_module: str | None = None) -> None:
-    """Counts one fallback.
+    """Counts one fallback, or raises `UnsupportedOperation` where the backend was set with `strict=True`.
 
-    Args:
-        operation: what was asked for.
-        reason: why it could not be recorded.
-        inner_module: where given, the nearest caller outside this package and that module is added to the reason.
-
-    Raises:
-        UnsupportedOperation: the backend was set with `strict=True`.
+    With `inner_module`, the nearest caller outside this package and that module is added to the reason.
     """
     if is_executing():
         return

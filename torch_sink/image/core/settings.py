@@ -61,11 +61,7 @@ def default_device() -> str:
 
 
 def available_device(device: torch.device | str, others: str = "") -> str:
-    """A device that is there, or "meta", as a string.
-
-    Args:
-        device: what was asked for.
-        others: what else may be asked for, for the message.
+    """A device that is there, or "meta", as a string; `others` is what else may be asked for, for the message.
 
     Raises:
         RuntimeError: it is not there; the message says what is.

@@ -221,12 +221,7 @@ def check_provider(name: str | None, device: torch.device) -> None:
 
 
 def candidates(device: torch.device, provider: str | None = None) -> list[Provider]:
-    """Providers that are tried in turn: the one that is named, then those that work by default.
-
-    Args:
-        device: where the pixels are wanted.
-        provider: name of the provider to begin with; default that of `set_decode_provider`.
-    """
+    """Providers that are tried in turn for pixels on a device: the named one, then those that work by default."""
     name = _named(device, provider)
     first = [PROVIDERS[name]] if name else []
     if first == [PROVIDERS["pillow"]]:

@@ -194,11 +194,8 @@ def encoded_source(data: bytes, path: str, mode: str | None = None, *, thorough:
 
     Where broken files are skipped or replaced, a file that could raise later raises now: its sample is left out.
 
-    Args:
-        data: a whole file.
-        path: for messages.
-        mode: "L" or "RGB"; by default the file's own mode, or "RGB" for CMYK files.
-        thorough: return None for files that could raise later even where broken files raise.
+    With `thorough` it is None for files that could raise later, even where broken files raise. `mode` is "L" or "RGB",
+    by default the file's own, or "RGB" for CMYK files.
     """
     thorough = thorough or current_policy() != "raise"
     header = read_jpeg_header(data, thorough=thorough)

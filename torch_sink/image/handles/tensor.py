@@ -74,19 +74,11 @@ class _Handle(Lazy):
         return "lazy_real" not in self.__dict__ and (self.lazy_base is None or self.lazy_base.is_recording)
 
     def record(
-        self,
-        op: Op,
-        shape: tuple[int, int, int] | None = None,
-        dtype: torch.dtype | None = None,
-        is_view: bool = False,
+        self, op: Op, shape: tuple[int, int, int] | None = None, dtype: torch.dtype | None = None, is_view: bool = False
     ) -> Any:
-        """A new handle of the same kind with one more call.
+        """A new handle of the same kind with one more call, with the shape and dtype of its result where these change.
 
-        Args:
-            op: the call.
-            shape: of its result, where the call changes it.
-            dtype: of its result, where the call changes it.
-            is_view: stock code's result shares memory with the tensor that it is called on.
+        `is_view`: stock code's result shares memory with the tensor that it is called on.
         """
         fields = self.__dict__
         ops = (*fields["lazy_ops"], op)
@@ -265,9 +257,7 @@ def is_expanded(ops: Sequence[Op]) -> bool:
 def _on_handles(recorder: Recorder, keeps_type: bool) -> Recorder:
     """Makes what records a call of torch on a handle, which is among its first two arguments.
 
-    Args:
-        recorder: of the operation.
-        keeps_type: of a `tv_tensors.Image` the function returns one, also without `set_return_type("TVTensor")`.
+    With `keeps_type` the function returns a `tv_tensors.Image` of one, also without `set_return_type("TVTensor")`.
     """
 
     def record(*args: Any, **kwargs: Any) -> Any:

@@ -131,12 +131,9 @@ def compile_variant(number: int, target: GPUTarget) -> Outcome:
 
 
 def load_variant(variant: Variant) -> str:
-    """Loads a compiled variant on the current device, as its first launch would.
+    """Loads a compiled variant on the current device, as its first launch would; returns why it cannot, or "".
 
     Triton 3.6 then builds a launcher with a C compiler, which takes a good part of a second for each signature.
-
-    Returns:
-        Why it cannot be loaded; "" once it is loaded.
     """
     try:
         _compiled(variant).run  # noqa: B018 this property loads the kernel

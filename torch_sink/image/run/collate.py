@@ -12,7 +12,7 @@ from torchvision.tv_tensors import _torch_function_helpers as return_types
 
 from torch_sink.errors import DecodeError
 from torch_sink.image.core import settings, uses
-from torch_sink.image.decode.source import BrokenSource, FinishedSource
+from torch_sink.image.decode.source import BrokenSource, EncodedSource, FinishedSource
 from torch_sink.image.handles.tensor import HANDLES, RECORDED, LazyTVImage, finished_handle, recorded
 from torch_sink.image.program.block import collated_tensor
 from torch_sink.image.program.launches import make_program
@@ -21,19 +21,16 @@ from torch_sink.image.run.stock import decoded_once, run_on_cpu
 
 
 def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
-    """Stacks handles (and ordinary tensors among them) into a batch.
+    """Stacks handles, and ordinary tensors among them, to a `LazyBatch`; raises the errors of stock code.
 
-    Returns:
-        A `LazyBatch`; where this process's CPU executes at once, an ordinary tensor, in shared memory in a worker.
-
-    Raises:
-        RuntimeError: the images differ in shape, with the message of `torch.stack`.
-        TypeError, AttributeError: some are no tensors; the errors of stock code.
+    Where this process's CPU executes at once, it is an ordinary tensor, in shared memory in a worker.
     """
     if not all(map(isinstance, handles, itertools.repeat(torch.Tensor))):
         return collate_tensor_fn(handles)
     active = settings.settled()
     at_once = active is None or active.executes_at_once
+    if at_once and not set(map(type, handles)) <= {*HANDLES} and not any(map(_is_file, handles)):
+        return collate_tensor_fn([item.materialize() if isinstance(item, HANDLES) else item for item in handles])
     items = [_packable(item, at_once) for item in handles]
     shape, dtype = items[0].lazy_shape, items[0].lazy_dtype
     is_stacked = False  # by `torch.stack`, which keeps gradients and promotes dtypes
@@ -63,6 +60,10 @@ def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
                 item.lazy_was_collated = True
             return out
     return lazy_batch(items, "cpu") if active is None else lazy_batch(items, active.device, active.interpreted)
+
+
+def _is_file(item: torch.Tensor) -> bool:
+    return isinstance(getattr(item, "lazy_source", None), (EncodedSource, BrokenSource))
 
 
 def lazy_batch(items: Sequence[Any], destination: str, interpreted: bool = False) -> LazyBatch:

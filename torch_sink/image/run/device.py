@@ -61,8 +61,7 @@ class Images:
     def decode_damaged(self) -> bool:
         """Waits for the kernels, and has Pillow decode the files that they found damaged.
 
-        Returns:
-            True where the launches have to run again, with new pixels; a second call returns False.
+        True where the launches have to run again, with new pixels; a second call returns False.
         """
         status, self._status = self._status, None
         found = [] if status is None else status().tolist()
@@ -85,14 +84,10 @@ class Images:
 
 
 def places_of(images: Sequence[Decoded | DecodeError], memory: torch.Tensor) -> tuple[np.ndarray, list[torch.Tensor]]:
-    """Returns where images lie on the device; copies those on the host there in one transfer.
+    """Where images lie on the device, and the tensors that hold them; those on the host are copied in one transfer.
 
-    Args:
-        images: for an error, all of its pixels are one zero.
-        memory: uint8 [bytes], on the device.
-
-    Returns:
-        int64 [images, PLACE_COLUMNS], from the first byte of the memory; and the tensors that hold the pixels.
+    Places are int64 [images, PLACE_COLUMNS], from the first byte of `memory`, uint8 [bytes] on the device. All pixels
+    of an error are one zero.
     """
     places = np.empty((len(images), 4), np.int64)
     pixels = [image.pixels if isinstance(image, Decoded) else torch.zeros(1, dtype=torch.uint8) for image in images]
@@ -115,11 +110,7 @@ def _sent(tensors: list[torch.Tensor], device: torch.device) -> list[torch.Tenso
 
 
 def make_on_device(program: Program, wanted: Wanted) -> Made:
-    """Makes a batch by the kernels, on the current stream of the device.
-
-    Raises:
-        DecodeError: under the conditions of `survivors`.
-    """
+    """Makes a batch by the kernels, on the current stream; raises `DecodeError` under the conditions of `survivors`."""
     images = Images(program, wanted.device)
     result, dtype = wanted.result(program, program.shape[0]), wanted.kernel_dtype(program)
     made = torch.empty_like(result) if wanted.keeps_rows else result

@@ -168,11 +168,7 @@ STAGE_KERNELS = {
 
 
 def kernels_make(program: Program, wanted: Wanted) -> bool:
-    """Whether kernels may make a batch on a device; reports where stock code has to.
-
-    Raises:
-        UnsupportedOperation: stock code has to, and the backend was set with `strict=True`.
-    """
+    """Whether kernels may make a batch on a device; where stock code has to, reports it, or raises with `strict`."""
     if not program.launches:
         return True
     found = STAGE_KERNELS[wanted.kernel_dtype(program)].verdict(wanted.device)

@@ -17,11 +17,7 @@ from torch_sink.image.program.program import Made, Program, Wanted, survivors
 
 
 def make_in_stock_code(program: Program, wanted: Wanted) -> Made:
-    """Makes a batch in stock code.
-
-    Raises:
-        DecodeError: under the conditions of `survivors`.
-    """
+    """Makes a batch in stock code; raises `DecodeError` under the conditions of `survivors`."""
     results, calls = [_try_decode(source) for source in program.packed.sources()], program.packed.calls()
     work: list[tuple[Any, tuple[Op, ...]]] = [
         (results[at], ops) for at, ops in zip(program.packed.entry_of_image, calls, strict=True)
@@ -42,11 +38,7 @@ def make_in_stock_code(program: Program, wanted: Wanted) -> Made:
 
 
 def make_for_device(program: Program, wanted: Wanted) -> Made:
-    """Makes a batch in stock code, then copies it to the device on its current stream.
-
-    Raises:
-        DecodeError: under the conditions of `survivors`.
-    """
+    """Makes a batch as `make_in_stock_code`, then copies it to the device on its current stream."""
     on_host = wanted._replace(device=torch.device("cpu"), dtype=wanted.dtype_of_result(program), out=None)
     tensor, shown, broken_files = make_in_stock_code(program, on_host)
     result = wanted.result(program, len(tensor))
@@ -70,14 +62,9 @@ _BYTES_AT_ONCE = 1 << 20
 
 
 def run_on_cpu(images: Iterable[tuple[Source, tuple[Op, ...]]], out: torch.Tensor) -> None:
-    """Makes the images of a batch. Their last calls, where these work value by value, run on many images at once.
+    """Makes images, of their sources and recorded calls, into `out` [N, C, H, W]; `DecodeError` where one is damaged.
 
-    Args:
-        images: the source of each, and the calls recorded on it.
-        out: [N, C, H, W], written to.
-
-    Raises:
-        DecodeError: a file is damaged.
+    Their last calls, where these work value by value, run on many images at once.
     """
     most = max(1, _BYTES_AT_ONCE // (out.shape[1:].numel() * out.itemsize))
 
@@ -128,15 +115,9 @@ def _stacked(pixels: list[Any], target: torch.Tensor) -> torch.Tensor:
 
 
 def decoded_once(images: Sequence[Any]) -> list[tuple[Source, tuple[Op, ...]]]:
-    """The source of each image, and the calls still to run on it; files with several views are decoded here, once.
+    """The source of each handle, and the calls still to run on it.
 
-    The calls with which all views of such a file begin run here as well.
-
-    Args:
-        images: handles.
-
-    Raises:
-        DecodeError: a file with several views is damaged.
+    Files with several views are decoded here, once, and the calls with which all of these begin run here as well.
     """
     views: dict[int, list[Any]] = {}
     for image in images:
@@ -146,15 +127,10 @@ def decoded_once(images: Sequence[Any]) -> list[tuple[Source, tuple[Op, ...]]]:
         source = alike[0].lazy_source
         begun[key] = source, 0
         if len(alike) > 1 and not isinstance(source, FinishedSource):
-            common = _common([image.lazy_ops for image in alike])
+            together = zip(*(image.lazy_ops for image in alike), strict=False)
+            common = [calls[0] for calls in itertools.takewhile(lambda calls: len({*calls}) == 1, together)]
             with executing():
                 made = replay(source.decode(), common)
             begun[key] = source_of(made, source.path), len(common)
     found = [(*begun[id(image.lazy_source)], image.lazy_ops) for image in images]
     return [(source, ops[done:]) for source, done, ops in found]
-
-
-def _common(programs: Sequence[tuple[Op, ...]]) -> list[Op]:
-    """The calls with which all programs begin."""
-    together = zip(*programs, strict=False)
-    return [calls[0] for calls in itertools.takewhile(lambda calls: all(op == calls[0] for op in calls), together)]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -13,8 +15,13 @@ from torch import nn
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
-from torch_sink.image.core.fallback import executing, ledger
+from torch_sink.image.core import settings
+from torch_sink.image.core.fallback import MUTED, executing, is_executing, ledger
+from torch_sink.image.core.ops import VALUE_CALLS
+from torch_sink.image.decode.source import PixelSource
 from torch_sink.image.handles.array import ORDINARY
+from torch_sink.image.handles.image import LazyImage
+from torch_sink.image.handles.tensor import HANDLES
 from torch_sink.image.steps.draft import Draft, draft_of, finished, records
 from torch_sink.image.steps.draws import as_drawn, chance, is_probability
 from torch_sink.image.steps.registry import run_of, step
@@ -101,6 +108,81 @@ def _called(transform: Any, draft: Draft) -> Any:
         habit = _habits.setdefault(id(transform), _Habit(transform))
         habit.times, habit.row = habit.times + 1, ledger.latest
     return made
+
+
+class _Samples:
+    """What one transform has made of images in memory without a device.
+
+    Attributes:
+        count: how many samples.
+        rows: what the report of fallbacks says of the latest that were recorded.
+        waits: a batch gains by recording: it converts or normalizes many images as a whole.
+    """
+
+    __slots__ = ("count", "rows", "transform", "waits")
+
+    def __init__(self, transform: Any) -> None:
+        key = id(transform)
+        self.transform = weakref.ref(transform, lambda _: _samples.pop(key, None))
+        self.count, self.waits = 0, False
+        self.rows: deque[list[tuple[str, ...]]] = deque(maxlen=_IN_A_ROW)
+
+    def recorded(self, record: Callable[..., Any], stock: Callable[..., Any], transform: Any, image: Any) -> Any:
+        """What `record` makes of a sample; notes what the report says of it."""
+        before = ledger.counts.copy()
+        made = record(stock, transform, image)
+        self.rows.append(list((ledger.counts - before).elements()))
+        waits = type(made) in HANDLES and made.is_recording and made.lazy_dtype.is_floating_point
+        self.waits = waits and made.lazy_ops[-1].name in VALUE_CALLS and not self.rows[-1] and _has_steps(transform)
+        return made
+
+
+_samples: dict[int, _Samples] = {}  # by `id` of their transform
+
+
+def sampled(record: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Makes stand-ins for methods that transform: `record` gets the stock method first, and records for a device.
+
+    Without a device, recording an image in memory only tells what a device would do, unless a batch gains by it. It is
+    done for the first samples and then at times, and for all with `strict`. The others are made in stock code; for each
+    of them the report counts what it said of one that was recorded.
+    """
+
+    def make(stock: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(stock)
+        def stand_in(transform: Any, *inputs: Any, **kwargs: Any) -> Any:
+            active = settings.active
+            is_here = active is not None and active.device == "cpu" and not (active.interpreted or ledger.strict)
+            is_one = is_here and len(inputs) == 1 and (type(inputs[0]) is Image.Image or _is_in_memory(inputs[0]))
+            if not is_one or is_executing():
+                return record(stock, transform, *inputs, **kwargs)
+            samples = _samples.get(id(transform))
+            if samples is None:
+                samples = _samples[id(transform)] = _Samples(transform)
+            samples.count = count = samples.count + 1
+            if count <= _IN_A_ROW or not count % _TRIED_AGAIN:
+                return samples.recorded(record, stock, transform, *inputs)
+            if samples.waits:
+                return record(stock, transform, *inputs)
+            with MUTED:
+                if type(inputs[0]) is LazyImage:
+                    inputs[0].load()  # an ordinary image from now on
+                made = stock(transform, *inputs)
+            for row in samples.rows[count % len(samples.rows)]:
+                ledger.add(*row)
+            return made
+
+        return stand_in
+
+    return make
+
+
+def _is_in_memory(image: Any) -> bool:
+    return type(image) is LazyImage and type(vars(image).get("lazy_source")) is PixelSource
+
+
+def _has_steps(transform: Any) -> bool:
+    return run_of(transform) is not None and all(map(_has_steps, getattr(transform, "transforms", ())))
 
 
 def compose_v1(stock: Callable[..., Any], compose: Any, img: Any) -> Any:

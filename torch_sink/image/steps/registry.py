@@ -122,12 +122,9 @@ def family_of(transform: Any) -> str:
 
 
 class Functional:
-    """One of torchvision's functionals, for drafts.
+    """One of torchvision's functionals, for drafts: its recorder on Pillow images, or {family: recorder}.
 
-    Args:
-        name: name of the functional in both families.
-        pillow: its recorder on Pillow images; or {family: recorder}.
-        tensors: {family: name of its kernel}, for families that record it on tensors.
+    `tensors` is {family: name of its kernel}, for families that record it on tensors.
     """
 
     def __init__(
