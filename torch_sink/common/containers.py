@@ -166,11 +166,6 @@ def agree_on_positions(shown: Sequence[list[int] | None], batch_size: int, polic
     return [] if not good else [next((g for g in good if g >= i), good[0]) for i in range(batch_size)]
 
 
-def select_rows(shown: list[int] | None, wanted: list[int]) -> list[int]:
-    """The row of a lazy leaf that holds each wanted position; `shown` are the positions of its rows, None for all."""
-    return wanted if shown is None else [shown.index(position) for position in wanted]
-
-
 def select_samples(value: Any, positions: list[int], batch_size: int, is_done: Callable[[Any], bool]) -> Any:
     """Keeps the samples at `positions` in every part of `value`: tensors `[N, ...]`, lists and tuples of length N.
 

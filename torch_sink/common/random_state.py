@@ -5,7 +5,6 @@ from __future__ import annotations
 import array
 import random
 import struct
-from collections.abc import Iterable
 from typing import Any
 
 import numpy
@@ -72,11 +71,6 @@ def set_global_random_state(state: RandomState) -> None:
 def as_tensor(state: bytes) -> torch.Tensor:
     """Makes a tensor of a snapshot, uint8 [bytes], which `torch.load(weights_only=True)` reads from a checkpoint."""
     return torch.tensor(list(state), dtype=torch.uint8, device="cpu")
-
-
-def as_tensors(states: Iterable[bytes]) -> list[torch.Tensor]:
-    """Makes a tensor of each snapshot, as `as_tensor` does."""
-    return [as_tensor(state) for state in states]
 
 
 def as_bytes(state: torch.Tensor) -> bytes:

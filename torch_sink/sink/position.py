@@ -6,7 +6,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch_sink.common.random_state import RandomState, as_bytes, as_tensor, as_tensors
+from torch_sink.common.random_state import RandomState, as_bytes, as_tensor
 
 FORMAT_VERSION = 1
 COUNTS = ("epoch", "batch_in_epoch", "batches", "pass_number", "batch_in_pass")
@@ -66,11 +66,11 @@ class Position:
             "version": FORMAT_VERSION,
             **{name: getattr(self, name) for name in COUNTS},
             "pass_has_begun": self.start is not None,
-            "generators": as_tensors(start.generators),
-            "worker_generators": as_tensors(start.worker_generators),
+            "generators": [*map(as_tensor, start.generators)],
+            "worker_generators": [*map(as_tensor, start.worker_generators)],
             "pass_random_state": as_tensor(start.random_state),
             "kept_workers": start.kept_workers,
-            "worker_states": dict(zip(self.worker_states, as_tensors(self.worker_states.values()), strict=True)),
+            "worker_states": {worker: as_tensor(snapshot) for worker, snapshot in self.worker_states.items()},
             "random_state": as_tensor(random_state),
             "loader_state": self.loader_state,
         }

@@ -14,7 +14,6 @@ from torch_sink.common.containers import (
     flatten,
     is_flat,
     is_lazy,
-    select_rows,
     select_samples,
 )
 from torch_sink.common.slabs import Slabs
@@ -150,7 +149,8 @@ def execute_lazy(batch: Flat, form: ImageFormat, targets: dict[int, torch.Tensor
     wanted = agree_on_positions([positions for _, positions in results.values()], batch_size, policy)
     if wanted is not None and len(results) > 1:
         for key, (tensor, shown) in results.items():
-            rows = torch.tensor(select_rows(shown, wanted), dtype=torch.long, device=tensor.device)
+            found = wanted if shown is None else [shown.index(position) for position in wanted]
+            rows = torch.tensor(found, dtype=torch.long, device=tensor.device)
             results[key] = tensor.index_select(0, rows), wanted
     batch = batch._replace(leaves=[results[id(leaf)][0] if id(leaf) in lazy else leaf for leaf in batch.leaves])
     if wanted is None:

@@ -156,7 +156,10 @@ def _numbers(*values: Any) -> tuple[float, ...] | None:
 
 def _normalize(family: str, handle: Any, mean: Any, std: Any, inplace: bool = False) -> Any:
     if family == "v2" and handle.lazy_dtype == torch.float32 and not inplace:
-        handle = _spread(handle, mean, std)
+        # v2's kernel makes three channels of a gray image where there are three statistics.
+        is_spread = handle.lazy_shape[0] == 1 and _statistics(mean, 3) is not None and _statistics(std, 3) is not None
+        if is_spread and not len(mean) == len(std) == 1:
+            handle = handle.record(Op("v2.grayscale_to_rgb"), shape=(3, *handle.lazy_shape[1:]))
     channels = handle.lazy_shape[0]
     mean, std = _statistics(mean, channels), _statistics(std, channels)
     if mean is None or std is None or not handle.lazy_dtype.is_floating_point:
@@ -166,14 +169,6 @@ def _normalize(family: str, handle: Any, mean: Any, std: Any, inplace: bool = Fa
     if min(map(abs, std)) < _SMALLEST_STD or (inplace and not handle.changes_in_place):
         return NotImplemented
     return record_maybe_in_place(handle, inplace, f"{family}.normalize", (mean, std))
-
-
-def _spread(handle: Any, mean: Any, std: Any) -> Any:
-    """The image, a gray one with three channels where there are three statistics, as v2's kernel makes it."""
-    channels, height, width = handle.lazy_shape
-    if channels != 1 or _statistics(mean, 3) is None or _statistics(std, 3) is None or len(mean) == len(std) == 1:
-        return handle
-    return handle.record(Op("v2.grayscale_to_rgb"), shape=(3, height, width))
 
 
 # --- arithmetic
