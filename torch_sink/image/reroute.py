@@ -40,7 +40,7 @@ from torch_sink.image.core import settings, uses
 from torch_sink.image.core.fallback import executing, ledger
 from torch_sink.image.core.settings import Settings
 from torch_sink.image.handles import augmix
-from torch_sink.image.handles.array import from_array
+from torch_sink.image.handles.array import from_array, from_buffer
 from torch_sink.image.handles.file import OPERATORS, Operator, jpeg_factory, or_placeholder, pil_loader
 from torch_sink.image.handles.image import LazyPixels
 from torch_sink.image.handles.kept import keep_images_of
@@ -71,6 +71,7 @@ def _rows() -> Iterator[Row]:
     yield torchvision, "_image_backend", lambda stock: "device"
     yield folder, "pil_loader", around(pil_loader)
     yield PIL.Image, "fromarray", around(from_array)
+    yield PIL.Image, "frombuffer", around(from_buffer)
     yield PIL.Image.OPEN, "JPEG", lambda entry: (around(jpeg_factory)(entry[0]), *entry[1:])
     for name, call in OPERATORS.items():
         if hasattr(torch.ops.image, name):  # as far as this build of torchvision has it; puts it where a row finds it

@@ -1,4 +1,4 @@
-"""What `Image.fromarray` returns while the backend is on: an ordinary image to programs, bytes to what records."""
+"""What `Image.fromarray` and `Image.frombuffer` return while the backend is on: an ordinary image to programs, bytes to what records."""
 
 from __future__ import annotations
 
@@ -121,7 +121,33 @@ def test_other_arrays_are_pillows(make: Callable[[], Any]) -> None:
     expected = made()
     with torch_sink.image_backend("device", device="meta"):
         actual = made()
-        assert type(actual) is type(expected)
+    same_value(actual, expected)
+
+
+@pytest.mark.parametrize("mode", SHAPES)
+@pytest.mark.parametrize(
+    "data",
+    [bytes(63), bytes(189), bytes(5), bytearray(63), array("L"), array("L").astype(np.int32)],
+    ids=["gray", "color", "short", "bytearray", "array", "integers"],
+)
+@pytest.mark.parametrize("size", [(7, 9), (9, 7), [7, 9], (-7, -9), (7,), (7.0, 9), (0, 9)])
+@pytest.mark.parametrize(
+    "args", [("raw", "L", 0, 1), ("raw", "RGB", 0, 1), ("raw", "RGB", 0, -1), ("raw", "L;I", 0, 1)]
+)
+def test_buffers_of_any_kind_are_pillows(mode: str, data: Any, size: Any, args: Any) -> None:
+    def made() -> Any:
+        try:
+            return Image.frombuffer(mode, size, data, *args)
+        except Exception as error:
+            return type(error), str(error)
+
+    expected = made()
+    with torch_sink.image_backend("device", device="meta"):
+        actual = made()
+        is_kept = (
+            args == ("raw", mode, 0, 1) and str(size) in ("(7, 9)", "(9, 7)") and type(data) in (bytes, np.ndarray)
+        )
+        assert (type(actual) is ArrayImage) == (is_kept and len(bytes(data)) == 63 * len(mode))
     same_value(actual, expected)
 
 

@@ -1,4 +1,4 @@
-"""ArrayImage: what `Image.fromarray` returns, before Pillow has made an image of the array."""
+"""ArrayImage: what `Image.fromarray` and `Image.frombuffer` return, before Pillow has made pixels of the bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from torch_sink.image.core import settings, uses
-from torch_sink.image.core.fallback import is_executing
+from torch_sink.image.core.fallback import executing, is_executing
 from torch_sink.image.decode.source import BytesSource, PixelSource, Values
 from torch_sink.image.handles.names import named_as
 
@@ -28,7 +28,8 @@ class ArrayImage(Image.Image):
     def _become_ordinary(self) -> None:
         fields = self.__dict__
         mode, size, values = fields["lazy_values"]
-        fields["_im"] = Image.frombuffer(mode, size, values, "raw", mode, 0, 1).im
+        with executing():
+            fields["_im"] = Image.frombuffer(mode, size, values, "raw", mode, 0, 1).im
         object.__setattr__(self, "__class__", Image.Image)
 
     @property  # type: ignore[misc]  # `__setattr__` stands for its setter
@@ -59,24 +60,33 @@ ORDINARY = (ArrayImage, Image.Image)  # the classes of images that Pillow makes 
 
 
 def from_array(stock: Callable[..., Image.Image], obj: Any, mode: Any = None) -> Image.Image:
-    """For `Image.fromarray`: of bytes in "L" or "RGB" it makes an `ArrayImage`, where another device makes pixels.
+    """For `Image.fromarray`: calls `Image.frombuffer` for bytes in "L" or "RGB" as Pillow does, which takes longer."""
+    if mode is not None or type(obj) is not np.ndarray or obj.dtype != _BYTES:
+        return stock(obj, mode)
+    if obj.ndim != 2 and obj.shape[2:] != (3,):
+        return stock(obj, mode)
+    mode, size, data = ("L", "RGB")[obj.ndim - 2], obj.shape[1::-1], obj if obj.flags.c_contiguous else obj.tobytes()
+    return Image.frombuffer(mode, size, data, "raw", mode, 0, 1)
 
-    As in Pillow, an image in "L" of a contiguous array shares its memory, and any other one has a copy.
+
+def from_buffer(stock: Callable[..., Image.Image], mode: Any, size: Any, data: Any, *args: Any) -> Image.Image:
+    """For `Image.frombuffer`: of bytes and of arrays it makes an `ArrayImage`, where another device makes pixels.
+
+    As in Pillow, an image in "L" shares the memory of its array, and any other one has a copy.
     """
-    active = settings.active
+    active, is_bytes = settings.active, type(data) is bytes
     is_elsewhere = active is not None and active.device not in ("", "cpu")
-    if not is_elsewhere or mode is not None or type(obj) is not np.ndarray or obj.dtype != _BYTES or is_executing():
-        return stock(obj, mode)
-    shape: Any = obj.shape
-    is_gray = len(shape) == 2
-    if not (is_gray or (len(shape) == 3 and shape[2] == 3)) or 0 in shape:
-        return stock(obj, mode)
-    values = obj if is_gray and obj.flags.c_contiguous else obj.tobytes()
-    size, mode = (shape[1], shape[0]), "L" if is_gray else "RGB"
-    image = ArrayImage.__new__(ArrayImage)
+    if not is_elsewhere or args != ("raw", mode, 0, 1) or mode not in ("L", "RGB") or is_executing():
+        return stock(mode, size, data, *args)
+    is_known = is_bytes or (type(data) is np.ndarray and data.flags.c_contiguous)
+    is_size = type(size) is tuple and len(size) == 2 and type(size[0]) is type(size[1]) is int and min(size) > 0
+    if not (is_known and is_size) or size[0] * size[1] * len(mode) != (len(data) if is_bytes else data.nbytes):
+        return stock(mode, size, data, *args)
+    image, shares = ArrayImage.__new__(ArrayImage), mode == "L"
     fields = image.__dict__  # those of Image.Image, filled directly: its __init__ would use `__setattr__`
     fields["_im"], fields["_mode"], fields["_size"], fields["palette"], fields["info"] = None, mode, size, None, {}
-    fields["_readonly"], fields["_exif"], fields["lazy_values"] = int(is_gray), None, (mode, size, values)
+    fields["_readonly"], fields["_exif"] = int(shares), None
+    fields["lazy_values"] = mode, size, data if shares or is_bytes else data.tobytes()
     return image
 
 

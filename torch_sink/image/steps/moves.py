@@ -214,7 +214,8 @@ _KEPT_MATRICES = {family: functools.lru_cache(maxsize=4096)(matrix) for family, 
 def _warped(draft: Draft, method: int, data: Sequence[float], fill: Any, interpolation: Any) -> Any:
     """Records `Image.transform` of a whole Pillow image."""
     channels, height, width = draft.lazy_shape
-    color = (fill,) * 3 if type(fill) is int and channels == 3 else color_of(fill, channels)
+    color = fill if type(fill) is int else color_of(fill, channels)
+    color = (color,) * 3 if channels == 3 and type(color) is int else color
     resample = FILTERS_BY_NAME.get(interpolation)
     if color is None or resample is None:
         return NotImplemented
