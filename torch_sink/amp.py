@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from torch_sink.loop.core.arguments import check_choice
-from torch_sink.loop.step.precision import LEVELS, Autocast, FullPrecision, Precision, PrecisionForward, make_precision
+from torch_sink.loop.step.precision import LEVELS, FullPrecision, Precision, PrecisionForward, make_precision
 from torch_sink.loop.step.scaler import DynamicLossScaler, StaticLossScaler, all_finite, grads_finite
 
 __all__ = [
@@ -105,8 +105,8 @@ def custom_mixed_precision(
     for member in members:
         if not (isinstance(member, type) and issubclass(member, nn.Module)):
             raise TypeError(f"the list holds {member!r}; it may hold torch.nn.Module types only")
-    of_members: Precision = Autocast("O1", dtype)
-    of_model: Precision = Precision("O0", dtype)
+    of_members = Precision("O1", dtype)
+    of_model = Precision("O0", dtype)
     if black_list is not None:
         of_members, of_model = FullPrecision("O0", dtype), of_members
     for module in model.modules():

@@ -20,8 +20,7 @@ from torch_sink.errors import SinkError, SinkTimeout
 from torch_sink.sink import SinkLoader, workers
 from torch_sink.sink import producer as thread_producer
 from torch_sink.sink.openers import Opener
-from torch_sink.sink.passes import Item, Pass
-from torch_sink.sink.position import PassStart
+from torch_sink.sink.passes import Item, Pass, PassStart
 from torch_sink.sink.producer import ThreadProducer
 from torch_sink.sink.slots import ImageFormat, Slots
 

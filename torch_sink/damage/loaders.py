@@ -175,10 +175,9 @@ def _or_placeholder(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def open_in_stream(load: Callable[[], Any]) -> Any:
-    """Opens an image for a guarded stream; returns the broken file, which is noted, if that fails.
+    """Calls `load` for a guarded stream, which opens and decodes; returns the broken file, which is noted, if it fails.
 
-    Args:
-        load: opens and decodes the image; an exception that came later, when the pixels are used, would end the stream.
+    An exception that came later, when the pixels are used, would end the stream.
     """
     note_opened()
     try:
@@ -195,11 +194,7 @@ def open_in_stream(load: Callable[[], Any]) -> Any:
 
 
 def end_pass(lost: DecodeReport, is_empty: bool) -> None:
-    """Logs the broken files of a pass.
-
-    Raises:
-        DecodeError: the pass had no batch at all, because all files are broken.
-    """
+    """Logs the broken files of a pass; raises DecodeError if it had no batch at all, because all are broken."""
     if lost and is_empty:
         raise_without_samples(next(iter(lost.files.items())))
     if lost:

@@ -48,11 +48,9 @@ _SUFFIXES = frozenset(
 
 
 def broken_file(error: BaseException, sample: str) -> BrokenFile | None:
-    """The broken file that caused `error`, or an error in its chain of causes; None if no file did.
+    """The broken file that caused a dataset's `error`, or an error in its chain of causes; None if no file did.
 
-    Args:
-        error: raised by a dataset.
-        sample: takes the place of the path for an image without one.
+    `sample` takes the place of the path for an image without one.
     """
     cause: BaseException | None = error
     while cause is not None:

@@ -179,11 +179,7 @@ def note_placeholder(file: BrokenFile) -> None:
 
 
 def note_pixels(file: BrokenFile) -> None:
-    """Notes that code reads the pixels of a placeholder.
-
-    Raises:
-        DecodeError: outside a stream, where they would be taken for the pixels of an image.
-    """
+    """Notes that code reads a placeholder's pixels; outside a stream, where they would pass for an image, it raises."""
     if not _reading.is_on:
         raise DecodeError(file.path, -1, file.reason)
     _reading.read = _reading.read or file

@@ -246,12 +246,7 @@ def was_told_to_stop(arguments: RunArguments) -> bool:
 def check_monitor(monitor: str, callbacks: Iterable[Callback], known: tuple[str, ...] = ()) -> None:
     """Raise ValueError if `monitor` is a misspelled result of the run's evaluations; warn if it is not one at all.
 
-    It is no error then, because a user's callback may add results.
-
-    Args:
-        monitor: name of a result.
-        callbacks: the callbacks of the run.
-        known: names of values that need no evaluation.
+    It is no error then, because a user's callback may add results. Values that are `known` need no evaluation.
     """
     members = list(callbacks)
     evaluated = [name for callback in members for name in getattr(callback, "result_names", ())]

@@ -122,10 +122,7 @@ def make_metrics(metrics: Any) -> dict[str, Any]:
 def collect_results(metrics: dict[str, Any], ranks: Ranks, samples: int) -> dict[str, Any]:
     """Computes the results by name, as Python numbers; every rank calls this and gets the same numbers.
 
-    A result that is no number or tensor of one element stays as it is; on a rank without samples it is NaN.
-
-    Args:
-        samples: number of samples that this rank has evaluated.
+    A result that is no number or tensor of one element stays as it is; on a rank without `samples` it is NaN.
     """
     values: dict[str, Any] = {}
     shares: dict[str, Tensor] = {}
@@ -144,7 +141,12 @@ def collect_results(metrics: dict[str, Any], ranks: Ranks, samples: int) -> dict
                 with host_sync_allowed():
                     number = torch.as_tensor(value, dtype=torch.float64, device=ranks.device).detach().reshape(())
                 shares[name] = torch.stack([number * samples, torch.full_like(number, samples)])
-    for name, total in _sums_over_ranks(shares, ranks).items():
+    if ranks.many and shares:  # one collective for all
+        table = torch.cat([share.to(ranks.device, torch.float64).flatten() for share in shares.values()])
+        ranks.sum(table)
+        parts = table.split([share.numel() for share in shares.values()])
+        shares = {name: part.reshape(shares[name].shape) for name, part in zip(shares, parts, strict=True)}
+    for name, total in shares.items():
         if _adds_up(metrics[name]):
             values[name] = metrics[name].compute_from(total)
         elif _is_number(values[name]):
@@ -154,16 +156,6 @@ def collect_results(metrics: dict[str, Any], ranks: Ranks, samples: int) -> dict
 
 def _adds_up(metric: Any) -> bool:
     return all(callable(getattr(metric, part, None)) for part in ("sums", "compute_from"))
-
-
-def _sums_over_ranks(shares: dict[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
-    """Adds all shares over the ranks, in one collective."""
-    if not ranks.many or not shares:
-        return shares
-    table = torch.cat([share.to(ranks.device, torch.float64).flatten() for share in shares.values()])
-    ranks.sum(table)
-    parts = table.split([share.numel() for share in shares.values()])
-    return {name: part.reshape(share.shape) for (name, share), part in zip(shares.items(), parts, strict=True)}
 
 
 def _is_number(value: Any) -> bool:

@@ -179,7 +179,12 @@ class Model:
             )
         if valid_dataset is not None:
             self._check_metrics("fit with a valid_dataset")
-            _check_events(members)
+            for member in members:
+                if older := older_events(member):  # they would mix up training and evaluation
+                    raise ValueError(
+                        f"{type(member).__name__} overrides {', '.join(older)}, which in fit would mean training and "
+                        f"evaluation alike; override on_train_{older[0]} or on_eval_{older[0]} instead"
+                    )
             check_epochs("valid_frequency", valid_frequency)
             evaluation = Evaluation(valid_dataset, self._metrics, every_epochs=valid_frequency)
             evaluation.evaluate = partial(self._evaluator.evaluate, sink_mode=valid_dataset_sink_mode)
@@ -268,16 +273,6 @@ class Model:
             raise ValueError(
                 f"metric {named[0]!r} needs a loss, and there is no loss_fn; pass one, or Model(..., eval_network=...) "
                 "that returns (loss, output, labels)"
-            )
-
-
-def _check_events(callbacks: list[Callback]) -> None:
-    """Raise ValueError for events without `on_train_` or `on_eval_`, which mix up training and evaluation in `fit`."""
-    for callback in callbacks:
-        if older := older_events(callback):
-            raise ValueError(
-                f"{type(callback).__name__} overrides {', '.join(older)}, which in fit would mean training and "
-                f"evaluation alike; override on_train_{older[0]} or on_eval_{older[0]} instead"
             )
 
 

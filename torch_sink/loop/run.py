@@ -53,8 +53,9 @@ class TrainingRun:
         self.device = state.device  # for timelines
         self._callbacks = sorted(callbacks, key=lambda one: not one.comes_first)
         self._epochs, self._max_steps = epochs, max_steps
-        self._batches, self._steps_per_sync = batches, steps_per_sync
+        self._batches = batches
         self._epoch_length = length = epoch_length(loader, batches)
+        self._longest_sink = steps_per_sync if steps_per_sync > 0 else length or UNKNOWN_EPOCH_SINK
         self._failure: Exception | None = None
         self._cut_off = False
         self._leaves: list[Any] | None = None  # of the latest batch; None where they are not known
@@ -79,7 +80,7 @@ class TrainingRun:
     def execute(self, prepare: Callable[[int], Engine]) -> RunHistory:
         """Run to the end, to a stop, or to an error, which is raised once the history has the steps before it."""
         self._check_ranks()
-        engine = prepare(self._limit())
+        engine = prepare(self._longest_sink)
         self._host_syncs_before = engine.host_syncs
         self._began = time.perf_counter()
         engine.attach(self._loader, callbacks=bool(self._callbacks))
@@ -249,15 +250,11 @@ class TrainingRun:
             self._waited += time.perf_counter() - began
 
     def _sink_length(self) -> int:
-        bounds = [self._limit(), self._remaining() or None]
+        bounds = [self._longest_sink, self._remaining() or None]
         if self._max_steps is not None:
             bounds.append(self._max_steps - self._state.progress.steps)
         bounds += [callback.steps_to_boundary(self._state.step_count) for callback in self._callbacks]
         return max(1, min(bound for bound in bounds if bound is not None))
-
-    def _limit(self) -> int:
-        size = self._steps_per_sync
-        return size if size > 0 else self._epoch_length or UNKNOWN_EPOCH_SINK
 
     def _remaining(self) -> int | None:
         if self._epoch_length is None:

@@ -6,7 +6,7 @@ import logging
 import signal
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,17 +31,11 @@ _log = logging.getLogger("torch_sink")
 
 
 class Runner:
-    """Trains and evaluates a TrainState with the settings of a loop.
-
-    Attributes:
-        engine: runs the steps; None before the first run and after a state was loaded.
-        wrappers: the SinkLoaders over plain loaders.
-        positions: the positions of loaders in their data.
-    """
+    """Trains and evaluates a TrainState with the settings of a loop."""
 
     def __init__(self, state: TrainState, settings: Settings) -> None:
         self.state, self.settings = state, settings
-        self.engine: Engine | None = None
+        self.engine: Engine | None = None  # before the first run, and after a state was loaded
         self.wrappers, self.positions = Wrappers(state.device), LoaderPositions()
         self._evaluators: dict[bool, Evaluator] = {}  # False: of the model, True: of its average
 
@@ -55,13 +49,10 @@ class Runner:
         timeline: str | Path | None = None,
         **options: Any,
     ) -> RunHistory:
-        """Train over a loader or SinkLoader.
+        """Train over a loader or SinkLoader; `options` are those of a `TrainingRun`.
 
+        `sink_size` is the number of batches per epoch; None for the SinkLoader's `batches_per_epoch`, -1 for one pass.
         A resumed run that fails before its first step can be run again.
-
-        Args:
-            sink_size: batches per epoch; None for the SinkLoader's `batches_per_epoch`, -1 for one pass.
-            options: those of a `TrainingRun`.
         """
         state = self.state
         if state.optimizer is None:
@@ -88,7 +79,8 @@ class Runner:
             except BaseException:
                 if resumed and state.step_count == began:
                     state.is_resumed = True
-                    self.positions.keep(loader)
+                    with suppress(Exception):  # a loader that failed may have no position
+                        self.positions.load(loader, self.positions.state(loader))
                 raise
 
     @host_sync_allowed()

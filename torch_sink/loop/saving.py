@@ -73,12 +73,9 @@ def _plain_numbers(value: Any) -> Any:
 
 @torch.no_grad()
 def load_state(training: TrainState, state: dict[str, Any]) -> None:
-    """Load a state, in place for existing tensors.
+    """Load a state, in place for existing tensors; one with another `accumulate`, or other parts, raises ValueError.
 
     A loop without an optimizer loads the states of model and average only.
-
-    Raises:
-        ValueError: the state is from a training with another `accumulate`, or with other parts.
     """
     if not isinstance(state, dict) or not {"accumulate", "progress", "random"} <= state.keys():
         raise ValueError(
@@ -268,11 +265,6 @@ class LoaderPositions:
             return sink.state_dict()
         finally:
             vars(sink).update(_draws_at_save=None)
-
-    def keep(self, loader: Any) -> None:
-        """Keep the position for the next run, after a run without a step."""
-        with suppress(Exception):  # as in `opened`
-            self.load(loader, self.state(loader))
 
     def load(self, loader: Any, state: Any) -> None:
         """Load a position, now or when a run wraps the loader."""

@@ -15,7 +15,6 @@ from torch_sink.loop.core import arguments as check
 from torch_sink.loop.core.history import Progress, RunHistory
 from torch_sink.loop.engines.build import Settings
 from torch_sink.loop.engines.jit import JitConfig
-from torch_sink.loop.evaluation import Evaluator
 from torch_sink.loop.runner import Runner
 from torch_sink.loop.saving import load_state, resume, save, state_of
 from torch_sink.loop.step.scaler import StaticLossScaler
@@ -214,15 +213,11 @@ class StepLoop:
             >>> sorted(loop.evaluate([(torch.randn(4, 3), torch.tensor([0, 1, 1, 0]))], metrics={"accuracy"}))
             ['accuracy', 'loss']
         """
-        return self.evaluator(ema).evaluate(loader, metrics, forward=forward)
-
-    def evaluator(self, ema: bool = False) -> Evaluator:
-        """The evaluator of the model, or of its average (`ema`), with the compiled code and graphs that it keeps."""
-        return self.runner.evaluator(ema)
+        return self.runner.evaluator(ema).evaluate(loader, metrics, forward=forward)
 
     def predict(self, *inputs: Any, ema: bool = False) -> Any:
         """Outputs of the model, or of its average (`ema`), for one batch, in evaluation mode without gradients."""
-        return self.evaluator(ema).predict(inputs)
+        return self.runner.evaluator(ema).predict(inputs)
 
     @host_sync_allowed()
     def state_dict(self) -> dict[str, Any]:

@@ -182,11 +182,7 @@ class LeafPlan(NamedTuple):
 
 
 class RingPlan:
-    """The memory of a ring of up to `slots` slots within `max_bytes` of device memory, decided from the first batch.
-
-    Raises:
-        SinkError: not even one slot fits.
-    """
+    """The memory of a ring of up to `slots` slots within `max_bytes` of device memory, decided from the first batch."""
 
     def __init__(self, first: Sequence[Any], form: ImageFormat, slots: int, max_bytes: int | None) -> None:
         # None for what stays on the host or cannot have a fixed buffer.

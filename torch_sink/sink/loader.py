@@ -14,9 +14,10 @@ from torch_sink.common.arguments import explains_other_names
 from torch_sink.common.integrations import is_only_checked, warn_if_unsharded
 from torch_sink.common.random_state import Draws
 from torch_sink.errors import SinkError
-from torch_sink.sink.options import check_arguments, make_slots, open_loader, resolve_device
 from torch_sink.sink.producer import Producer, ThreadProducer
-from torch_sink.sink.slots import ImageFormat
+from torch_sink.sink.resuming import open_loader
+from torch_sink.sink.ring import make_slots
+from torch_sink.sink.slots import ImageFormat, check_arguments, resolve_device
 from torch_sink.sink.stats import QueueStats
 from torch_sink.sink.traversal import Batches, Traversal
 from torch_sink.sink.workers import Life
@@ -250,14 +251,16 @@ class SinkLoader:
 
     def stats(self) -> QueueStats:
         """What the queue saw so far."""
-        self._check_process()
+        if self._life.is_foreign:
+            raise SinkError(self._life.ended)
         planned = self._slots.bytes_planned()
         return self._producer.stats.collected(self._producer.bytes_held() if planned is None else planned)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Parks the producer between batches: inside, it pins, allocates and queries nothing (for a graph capture)."""
-        self._check_process()
+        if self._life.is_foreign:
+            raise SinkError(self._life.ended)
         with self._producer.gate:
             yield
 
@@ -313,8 +316,4 @@ class SinkLoader:
 
     def _check_usable(self) -> None:
         if self._life.ended is not None:
-            raise SinkError(self._life.ended)
-
-    def _check_process(self) -> None:
-        if self._life.is_foreign:
             raise SinkError(self._life.ended)

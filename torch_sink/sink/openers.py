@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
+import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import GeneratorType
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from torch_sink.common.random_state import RandomState, find_generators, generator_states
 from torch_sink.common.slab_writer import SlabCollate
@@ -219,3 +220,26 @@ def _iterators_under(batches: Any) -> list[Any]:
         return []
     # Its variables, and what its loops go over: Python 3.10 keeps these in the frame.
     return [one for held in gc.get_referents(batches, batches.gi_frame) for one in _iterators_under(held)]
+
+
+def check_gives_batches(loader: Any) -> None:
+    """Raises TypeError for a dataset of samples, a class, a dict, a path, or what is neither iterable nor callable."""
+    is_map_style = hasattr(type(loader), "__getitem__") and not isinstance(loader, Iterable)  # as torch's Datasets are
+    if is_map_style or (isinstance(loader, Dataset) and not isinstance(loader, IterableDataset)):
+        raise TypeError(
+            f"{type(loader).__name__} gives samples, not batches: this is a Dataset; wrap it in a "
+            "DataLoader(dataset, batch_size=...)"
+        )
+    if isinstance(loader, type) and not issubclass(loader, Iterator):
+        raise TypeError(f"loader is the class {loader.__name__}; pass an instance: {loader.__name__}(...)")
+    if isinstance(loader, Mapping):
+        raise TypeError(f"loader is a {type(loader).__name__}; pass one of its values, or make a SinkLoader of each")
+    if isinstance(loader, (str, os.PathLike)):
+        raise TypeError(
+            f"loader is a path, {os.fspath(loader)!r}; pass batches, such as a "
+            "DataLoader(datasets.ImageFolder(path, transform), batch_size=...)"
+        )
+    if not isinstance(loader, Iterable) and not callable(loader):
+        raise TypeError(
+            f"loader must be an iterable of batches or a function that returns an iterator, got {type(loader).__name__}"
+        )

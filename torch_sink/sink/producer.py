@@ -56,11 +56,7 @@ class Producer:
         self.current = current
 
     def take(self, timeout_seconds: float) -> Item:
-        """The next item, in order; the batch taken before is not used any more.
-
-        Raises:
-            SinkTimeout: a thread makes the batches, and nothing came within `timeout_seconds`.
-        """
+        """The next item, in order, within `timeout_seconds`; the batch taken before is not used any more."""
         asked = time.monotonic()
         item, queued = self._next(asked, timeout_seconds)
         now = time.monotonic()

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from torch.utils.data import DataLoader
+
+from torch_sink.common.integrations import inner_loader
 from torch_sink.common.random_state import (
     Draws,
     find_private_generators,
@@ -17,9 +20,8 @@ from torch_sink.common.random_state import (
     set_generator_states,
     set_global_random_state,
 )
-from torch_sink.sink.openers import DataLoaderOpener, Opener
-from torch_sink.sink.passes import Action, Pass, ResumableSampler
-from torch_sink.sink.position import PassStart, Position
+from torch_sink.sink.openers import DataLoaderOpener, Opener, check_gives_batches
+from torch_sink.sink.passes import Action, Pass, PassStart, Position, ResumableSampler
 
 
 class Resuming:
@@ -102,7 +104,15 @@ class Resuming:
 
     def not_covered(self) -> list[str]:
         """What a resumed run could draw differently, in words."""
-        raise NotImplementedError
+        loader, notes = self.opener.loader, []
+        if not is_seeded(loader):
+            notes.append("unseeded generator: later passes are shuffled and seeded by torch's global generator")
+        if not getattr(loader, "in_order", True):
+            notes.append("in_order=False: batches are counted, but which ones came is not known")
+        private = find_private_generators(loader.dataset)
+        if private:
+            notes.append(f"generators inside the dataset are not saved: {', '.join(private)}")
+        return notes
 
 
 class ByIndexLists(Resuming):
@@ -165,9 +175,6 @@ class ByIndexLists(Resuming):
         # A plain loader would have drawn so many index lists by now: the queue has asked for more.
         if self.opener.has_workers and left.lists is not None:
             left.lists.take_back(consumed + self.opener.loader.num_workers * (self.opener.loader.prefetch_factor or 0))
-
-    def not_covered(self) -> list[str]:
-        return _draws_not_covered(self.opener.loader)
 
 
 class ByOwnState(Resuming):
@@ -279,16 +286,20 @@ class ByMakingAgain(Resuming):
         notes = [f"{why}: batches that were consumed are loaded again and dropped"]
         if opener.keeps_workers:
             notes.append("persistent workers of such a loader start a resumed pass with fresh random generators")
-        return _draws_not_covered(loader) + notes
+        return super().not_covered() + notes
 
 
-def _draws_not_covered(loader: Any) -> list[str]:
-    notes = []
-    if not is_seeded(loader):
-        notes.append("unseeded generator: later passes are shuffled and seeded by torch's global generator")
-    if not getattr(loader, "in_order", True):
-        notes.append("in_order=False: batches are counted, but which ones came is not known")
-    private = find_private_generators(loader.dataset)
-    if private:
-        notes.append(f"generators inside the dataset are not saved: {', '.join(private)}")
-    return notes
+def open_loader(loader: Any, policy: str | None = None) -> Resuming:
+    """How passes of `loader` are begun and resumed; `policy` is what becomes of samples with broken files."""
+    loader = inner_loader(loader)
+    if isinstance(loader, DataLoader):
+        iterates = type(loader).__iter__
+        if iterates is DataLoader.__iter__:
+            opener = DataLoaderOpener(loader, policy)
+            has_lists = opener.is_map_style and loader.batch_sampler is not None
+            return ByIndexLists(opener) if has_lists else ByMakingAgain(opener)
+        if iterates.__module__.startswith("torchdata."):
+            return ByOwnState(DataLoaderOpener(loader, policy, sends_states=True))
+        # Others make iterators in their own way (those of training libraries, timm's): as any iterable.
+    check_gives_batches(loader)
+    return ByMakingAgain(Opener(loader, policy))

@@ -135,10 +135,9 @@ class DeviceRing(Slots):
             protocol.end_filling(slot)
         return filled._replace(leaves=settled).batch(), settled, loss
 
-    def open(self, slot: int, batch: Any) -> Any:
+    def open(self, slot: int) -> None:
         if self.protocol is not None:
             self.protocol.begin_use(slot)
-        return batch
 
     def free(self, slot: int) -> None:
         if self.protocol is not None:
@@ -281,3 +280,11 @@ class DeviceRing(Slots):
 def moves_itself(leaf: Any) -> bool:
     """Whether `leaf` offers the method by which tensors, and by convention other parts of a batch, change device."""
     return callable(getattr(leaf, "to", None))
+
+
+def make_slots(form: ImageFormat, slots: int | None, max_bytes: int | None, reads_pinned: bool) -> Slots:
+    """Slots for the device of `form`; `reads_pinned` as for a `DeviceRing`."""
+    count = 3 if slots is None else slots
+    if form.device.type == "cpu":
+        return Slots(count, form)
+    return DeviceRing(count, form, DeviceOps(form.device), max_bytes, reads_pinned)

@@ -20,6 +20,48 @@ from torch_sink.common.slabs import Slabs
 from torch_sink.damage.report import DecodeReport, check_policy, current_policy
 
 
+def check_arguments(
+    batches_per_epoch: int | None, slots: int | None, max_bytes: int | None, timeout_seconds: float
+) -> None:
+    """Raises TypeError or ValueError unless the arguments of a `SinkLoader` that are numbers can be used."""
+    given = {"batches_per_epoch": batches_per_epoch, "slots": slots, "max_bytes": max_bytes}
+    for name, value in given.items():
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} must be an int, got {value!r} of type {type(value).__name__}")
+        if value < 1:
+            default = "one pass of the loader" if name == "batches_per_epoch" else "the default"
+            raise ValueError(f"{name}={value} is not allowed: give a positive number, or None for {default}")
+    if isinstance(timeout_seconds, bool) or not isinstance(timeout_seconds, (int, float)):
+        kind = type(timeout_seconds).__name__
+        raise TypeError(f"timeout_seconds must be a number, got {timeout_seconds!r} of type {kind}")
+    if not timeout_seconds > 0:
+        raise ValueError(f"timeout_seconds={timeout_seconds} is not allowed: give a positive number of seconds")
+
+
+def resolve_device(device: torch.device | str | None) -> torch.device:
+    """The device to deliver to, else the current accelerator, else the CPU; raises ValueError if it is not there."""
+    if device is None:
+        if not torch.cuda.is_available():
+            return torch.device("cpu")
+        return torch.device("cuda", torch.cuda.current_device())
+    try:
+        wanted = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device={device!r} is not a device: {error}") from error
+    if wanted.type not in ("cpu", "cuda"):
+        raise ValueError(f"device={str(wanted)!r} is not supported by SinkLoader: give 'cpu' or 'cuda'")
+    if wanted.type == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available() or (wanted.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"device={str(wanted)!r} is not there: torch sees {torch.cuda.device_count()} CUDA devices. "
+            "Give device='cpu', or None for what this machine has."
+        )
+    return torch.device("cuda", torch.cuda.current_device() if wanted.index is None else wanted.index)
+
+
 @dataclass(frozen=True)
 class ImageFormat:
     """Device, dtype and layout of image batches, and what becomes of samples that cannot be decoded."""
@@ -83,11 +125,7 @@ class Slots:
         """
 
     def fill(self, slot: int, batch: Any) -> tuple[Any, list[Any], DecodeReport | None]:
-        """Puts a batch of the loader into a slot.
-
-        Returns:
-            What the consumer gets, the leaves of that, and samples that were lost.
-        """
+        """Puts a batch of the loader into a slot: returns what the consumer gets, its leaves, and what was lost."""
         if self.form.keeps_tensors and is_flat(batch):
             return batch, list(batch), None
         flat = flatten(batch)
@@ -96,9 +134,8 @@ class Slots:
             filled = filled._replace(leaves=[self.form.convert(leaf) for leaf in filled.leaves])
         return batch if filled is flat else filled.batch(), filled.leaves, loss
 
-    def open(self, slot: int, batch: Any) -> Any:
-        """Makes the batch readable on the current stream."""
-        return batch
+    def open(self, slot: int) -> None:
+        """Makes the batch of the slot readable on the current stream."""
 
     def free(self, slot: int) -> None:
         """Notes that the consumer has issued its last use of the slot."""

@@ -11,8 +11,7 @@ from torch_sink.common.random_state import RandomState, global_random_state, set
 from torch_sink.damage.loaders import end_pass
 from torch_sink.damage.report import add_to_report
 from torch_sink.errors import SinkError, add_hints, add_note
-from torch_sink.sink.passes import Item, Pass
-from torch_sink.sink.position import Position, check_resumed, read_state
+from torch_sink.sink.passes import Item, Pass, Position, check_resumed, read_state
 from torch_sink.sink.producer import Producer
 from torch_sink.sink.resuming import Resuming
 from torch_sink.sink.slots import Slots
@@ -307,7 +306,7 @@ class Batches(Iterator[Any]):
         except StopIteration:
             self.loader = None
             raise
-        batch = self._slots.open(item.slot, item.batch)
+        self._slots.open(item.slot)
         # A batch that is given back comes again, and the consumer may have put other tensors into it by then.
-        self.given, item.leaves = (batch, item.leaves), None
-        return batch
+        self.given, item.leaves = (item.batch, item.leaves), None
+        return item.batch

@@ -199,14 +199,8 @@ def write_page(path: Path, spans: Sequence[Span], began: int, ended: int) -> Non
         "length": (ended - began) / 1e3,
         # Lane, name, begin and length in microseconds, kind.
         "spans": [
-            [
-                lanes.index(span.lane),
-                names.index(span.name),
-                (span.begin - began) / 1e3,
-                (span.end - span.begin) / 1e3,
-                _number_of(span),
-            ]
-            for span in spans
+            [lanes.index(s.lane), names.index(s.name), (s.begin - began) / 1e3, (s.end - s.begin) / 1e3, _number_of(s)]
+            for s in spans
         ],
     }
     text = files("torch_sink.tracing").joinpath("page.html").read_text(encoding="utf-8")

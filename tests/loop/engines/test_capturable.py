@@ -323,7 +323,7 @@ def test_data_parallel_is_captured_on_one_device_only(
     loop.runner.prepare(4)
     assert f"mode: {mode}" in loop.explain()
     assert ("DistributedDataParallel, with a process for each device" in loop.explain()) == (mode == "eager")
-    assert loop.evaluator()._judge(None).mode == mode
+    assert loop.runner.evaluator()._judge(None).mode == mode
 
 
 @pytest.mark.parametrize("whole", [True, False])

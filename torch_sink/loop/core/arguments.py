@@ -144,13 +144,3 @@ def check_model(model: Any, loss_fn: Any, forward: Any, *, trains: bool) -> None
             f"loss_fn is a {type(loss_fn).__name__}; pass a function of (outputs, targets), "
             "or forward= for batches that are not (x, y)"
         )
-
-
-def check_clip(clip_grad_norm: Any) -> None:
-    """Raise unless `clip_grad_norm` is None or a positive number."""
-    if clip_grad_norm is None:
-        return
-    if isinstance(clip_grad_norm, bool) or not isinstance(clip_grad_norm, (int, float)):
-        raise TypeError(f"clip_grad_norm={clip_grad_norm!r}: pass a number above 0, or None not to clip")
-    if not clip_grad_norm > 0:
-        raise ValueError(f"clip_grad_norm={clip_grad_norm}; pass a number above 0, or None not to clip")

@@ -18,17 +18,7 @@ _log = logging.getLogger("torch_sink")
 
 
 class Ranks:
-    """The processes that train one model: wrapped in DistributedDataParallel, or sharded by `fully_shard`.
-
-    Attributes:
-        sharded: whether parameters are sharded (FSDP2).
-        size: number of processes; 1 for a model that is not distributed.
-        rank: number of this process.
-        device: of the model, and of the tensors that processes exchange.
-
-    Raises:
-        TypeError: the model is wrapped in FSDP1.
-    """
+    """The processes that train one model: wrapped in DistributedDataParallel, or sharded by `fully_shard`."""
 
     def __init__(self, model: nn.Module) -> None:
         fsdp: Any = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")  # else no part is wrapped
@@ -39,14 +29,15 @@ class Ranks:
                 "DistributedDataParallel"
             )
         self._given, self._model = model, cast(Any, without_wrappers(model))
+        # Of the model, and of the tensors that processes exchange.
         self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self.sharded = any(hasattr(parameter, "to_local") for parameter in model.parameters())
         # Parts of a model can be sharded without the whole.
         self._sharded_modules: list[Any] = [m for m in model.modules() if hasattr(m, "set_requires_gradient_sync")]
         self._replicated = isinstance(self._model, nn.parallel.DistributedDataParallel)
         together = (self.sharded or self._replicated) and dist.is_available() and dist.is_initialized()
-        self.size = dist.get_world_size() if together else 1
-        self.rank = dist.get_rank() if together else 0
+        self.size = dist.get_world_size() if together else 1  # number of processes
+        self.rank = dist.get_rank() if together else 0  # of this process
 
     @property
     def many(self) -> bool:

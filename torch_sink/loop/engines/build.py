@@ -199,10 +199,6 @@ class Inference:
     Args:
         function: `function(batch)`, which calls the model.
         parts: functions that it may call, checked for CUDA graphs of torch.compile.
-
-    Attributes:
-        mode: "eager", "compile" or "graph".
-        reuses_results: whether the next call overwrites the result of a call.
     """
 
     def __init__(
@@ -215,7 +211,7 @@ class Inference:
         # One capture per function, so that its graphs can be destroyed without those of other functions.
         capture = make_capture(settings.device, settings.memory) if self.mode == "graph" else None
         self._graphs = CapturedGraphs(capture, settings.reasons) if capture is not None else None
-        self.reuses_results = self._graphs is not None
+        self.reuses_results = self._graphs is not None  # the next call overwrites the result of a call
         self._places: list[int] = []
 
     @contextmanager

@@ -206,7 +206,11 @@ class CapturedGraphs:
         if not is_known:
             return None
         if slot is None or (known is not None and not same_places(tensors, known[0])):
-            self._stage(batch, tensors)
+            if self._staging is None:
+                self._staging = map_tensors(Tensor.clone, batch)
+                self._staged = batch_tensors(self._staging)
+            for target, source in zip(self._staged, tensors, strict=True):
+                target.copy_(source, non_blocking=True)
             slot, batch, known = STAGED, self._staging, self._replays.get((STAGED, kind))
         return slot, batch, known[1] if known is not None else None
 
@@ -229,13 +233,6 @@ class CapturedGraphs:
         self._replays.clear()
         self._staging, self._staged = None, []
         self.cuda.reset()
-
-    def _stage(self, batch: Any, tensors: list[Tensor]) -> None:
-        if self._staging is None:
-            self._staging = map_tensors(Tensor.clone, batch)
-            self._staged = batch_tensors(self._staging)
-        for target, source in zip(self._staged, tensors, strict=True):
-            target.copy_(source, non_blocking=True)
 
 
 def same_places(tensors: list[Tensor], captured: list[Tensor]) -> bool:

@@ -29,13 +29,11 @@ class GraphMemory:
     next one. Uncaptured work, such as the step of a short last batch, allocates in the pool too. In the default pool it
     would need a second set of activations, and a model that fills more than half of the device would run out of memory.
     Tensors of uncaptured work must not outlive it, because a replay writes over them.
-
-    Attributes:
-        graphs: number of graphs in the pool.
     """
 
     def __init__(self) -> None:
-        self.graphs, self._device = 0, -1
+        self.graphs = 0  # in the pool
+        self._device = -1
         self._handle: Any = None
         self._holders: weakref.WeakSet[GraphHolder] = weakref.WeakSet()
         self._live: set[int] = set()  # addresses of the blocks that belong to graphs
@@ -63,12 +61,9 @@ class GraphMemory:
         return sum(segment["total_size"] for segment in self._segments()) if self.graphs else 0
 
     def make_room(self) -> bool:
-        """Empty the allocator's cache, unless the device has as much free memory as the graphs need.
+        """Empty the allocator's cache if the device has less free memory than the graphs need; whether it has it then.
 
         Needed before uncaptured work: while a thread allocates in a pool, the allocator does not do that by itself.
-
-        Returns:
-            Whether the device now has as much free memory as the graphs need.
         """
         if self._is_tight():
             with capture_lock:

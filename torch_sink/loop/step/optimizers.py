@@ -102,11 +102,8 @@ class Schedule:
 
     `param_groups` holds Python numbers between steps, as schedulers, callbacks and checkpoints expect; it holds tensors
     only inside `RateTable.bound()`. A row of learning rates has one number per group; if the scheduler changes betas
-    too (`cycles_betas`), the groups' first betas follow.
-
-    Args:
-        per_epoch: whether the scheduler steps at each epoch's end instead of after each optimizer update.
-        repeats: how many steps it then takes.
+    too (`cycles_betas`), the groups' first betas follow. The scheduler takes `repeats` steps at each epoch's end
+    (`per_epoch`), or after each optimizer update.
     """
 
     def __init__(
@@ -120,12 +117,9 @@ class Schedule:
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether to plan the rest of a sink while the device works on its first step.
-
-        A plan by a scheduler takes time. It cannot wait for the device, as it would for a learning rate that is a
-        tensor.
-        """
+        """Whether to plan the rest of a sink while the device works on its first step: a scheduler takes time."""
         is_stepped = self.scheduler is not None and not self._per_epoch
+        # The plan cannot wait for the device, as it would for a learning rate that is a tensor.
         return is_stepped and not any(isinstance(group["lr"], Tensor) for group in self.optimizer.param_groups)
 
     def start(self) -> None:

@@ -32,14 +32,14 @@ NORMALIZATION: tuple[type[nn.Module], ...] = (
 
 
 class Precision:
-    """O0: the forward pass runs in the dtype of the model."""
+    """O0: the forward pass runs in the dtype of the model. O1: torch.autocast chooses that of each operator."""
 
     def __init__(self, level: str, dtype: torch.dtype, device_type: str = "cpu") -> None:
         self.level, self.dtype, self.device_type = level, dtype, device_type
 
     def context(self) -> AbstractContextManager[Any]:
         """A context for the forward pass."""
-        return nullcontext()
+        return nullcontext() if self.level == "O0" else torch.autocast(self.device_type, dtype=self.dtype)
 
     def loss_context(self) -> AbstractContextManager[Any]:
         """A context for the loss function, inside `context()`."""
@@ -51,23 +51,13 @@ class Precision:
 
     def outputs(self, outputs: Any) -> Any:
         """Casts the model's outputs for the loss function, and the loss for the backward pass."""
-        return outputs
+        return outputs if self.level == "O0" else to_float32(outputs)
 
     def close(self) -> None:
         """Remove all hooks from the model."""
 
 
-class Autocast(Precision):
-    """O1: torch.autocast chooses the dtype of each operator; outputs and loss are float32."""
-
-    def context(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self.device_type, dtype=self.dtype)
-
-    def outputs(self, outputs: Any) -> Any:
-        return to_float32(outputs)
-
-
-class LayerCasts(Autocast):
+class LayerCasts(Precision):
     """O2 and O3: torch.autocast, with low precision for the tensors between layers.
 
     The outputs of layers with parameters are cast to low precision, and those of dropout, after which the residual
@@ -209,7 +199,7 @@ def make_precision(
 ) -> Precision:
     """Make the precision of a model; for O2 and O3, the model has hooks until it is closed or collected."""
     if level in ("O0", "O1"):
-        return (Precision if level == "O0" else Autocast)(level, dtype, device_type)
+        return Precision(level, dtype, device_type)
     return LayerCasts(level, dtype, device_type, model, float_norms=float_norms)
 
 
@@ -226,10 +216,8 @@ class Judged(NamedTuple):
 class ForwardPass:
     """The forward pass of a model and its loss, under a precision, for training and for evaluation.
 
-    In mode "compile", its methods are compiled.
-
-    Args:
-        function: `function(model, batch)`, or None for `loss_fn(model(x), *labels)` of batches (x, *labels).
+    In mode "compile", its methods are compiled. Without `function(model, batch)`, the loss of a batch (x, *labels) is
+    `loss_fn(model(x), *labels)`.
     """
 
     def __init__(
@@ -240,7 +228,12 @@ class ForwardPass:
     def loss(self, batch: Any) -> tuple[Any, dict[str, Tensor]]:
         """The loss of a batch, attached to its autograd graph, and the named values that `function` returns with it."""
         if self._function is None:
-            _check_pair(batch)
+            if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+                size = f" of {len(batch)}" if isinstance(batch, (tuple, list, dict)) else ""
+                raise TypeError(
+                    f"the batch is a {type(batch).__name__}{size}; a tuple or list (x, y) trains by "
+                    "loss_fn(model(x), y), for anything else pass forward=lambda model, batch: loss"
+                )
             return self._precision.outputs(self._run(batch)[0]), {}
         result = self._run(batch)
         loss, named = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
@@ -278,15 +271,6 @@ class ForwardPass:
                 return None, output, *labels
             with precision.loss_context():
                 return self._loss_fn(output, *labels), output, *labels
-
-
-def _check_pair(batch: Any) -> None:
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        size = f" of {len(batch)}" if isinstance(batch, (tuple, list, dict)) else ""
-        raise TypeError(
-            f"the batch is a {type(batch).__name__}{size}; a tuple or list (x, y) trains by loss_fn(model(x), y), "
-            "for anything else pass forward=lambda model, batch: loss"
-        )
 
 
 def _count_samples(labels: Any, batch: Any) -> int:

@@ -28,19 +28,7 @@ _log = logging.getLogger("torch_sink")
 class TrainState:
     """Everything that the next step depends on except the batch; runs, engines, checkpoints and evaluations share it.
 
-    The arguments are those of `StepLoop`.
-
-    Attributes:
-        optimizer: without the wrappers of other libraries; None, like `schedule`, for a loop that does not train.
-        schedule: when the scheduler steps, and the learning rate of each step.
-        average: moving average of the weights, or None.
-        step_count: iterations trained so far, in all runs.
-        progress: of the current run, or of the latest one.
-        history: of the same run; None before the first.
-        is_resumed: whether the next run completes the run of a loaded state.
-
-    Raises:
-        TypeError, ValueError: an argument that cannot be used; the message says what can.
+    The arguments are those of `StepLoop`. For a loop that does not train, `optimizer` and `schedule` are None.
     """
 
     def __init__(
@@ -62,7 +50,11 @@ class TrainState:
     ) -> None:
         check.check_model(model, loss_fn, forward, trains=optimizer is not None)
         check.check_count("accumulate", accumulate, minimum=1)
-        check.check_clip(clip_grad_norm)
+        if clip_grad_norm is not None:
+            if isinstance(clip_grad_norm, bool) or not isinstance(clip_grad_norm, (int, float)):
+                raise TypeError(f"clip_grad_norm={clip_grad_norm!r}: pass a number above 0, or None not to clip")
+            if not clip_grad_norm > 0:
+                raise ValueError(f"clip_grad_norm={clip_grad_norm}; pass a number above 0, or None not to clip")
         self.ranks = Ranks(model)
         self.model, self.loss_fn, self.forward = model, loss_fn, forward
         self.accumulate, self.clip_grad_norm = accumulate, clip_grad_norm
@@ -75,10 +67,10 @@ class TrainState:
         if isinstance(self.scaler, DynamicLossScaler) and level != "O0" and amp_dtype is torch.bfloat16:
             _log.warning("bfloat16 has the range of float32, so a DynamicLossScaler does nothing for it; leave it out")
         self.overflows = OverflowCount(self.scaler, accumulate)
-        self.step_count = 0
-        self.progress = Progress()
-        self.history: RunHistory | None = None
-        self.is_resumed = False
+        self.step_count = 0  # iterations trained so far, in all runs
+        self.progress = Progress()  # of the current run, or of the latest one
+        self.history: RunHistory | None = None  # of the same run
+        self.is_resumed = False  # whether the next run completes the run of a loaded state
         # Last, because its hooks must not stay on a model after an error, nor be copied into the average.
         self.precision = make_precision(level, amp_dtype, self.device.type, model)
 
@@ -106,11 +98,7 @@ class TrainState:
         ]
 
     def ema_model(self) -> nn.Module:
-        """The model with averaged weights.
-
-        Raises:
-            SinkError: there is no average.
-        """
+        """The model with averaged weights; raises SinkError if there is no average."""
         if self.average is None:
             raise SinkError("this loop keeps no average of the weights; make it with StepLoop(..., ema=0.999)")
         return self.average.model()
@@ -120,22 +108,6 @@ class TrainState:
         other = copy.copy(self)
         other.model, other.forward, other.precision = model, forward, precision or self.precision
         return other
-
-
-def check_loss(loss: Any) -> None:
-    """Raise unless `loss` is a tensor of one element that gradients can start from."""
-    if not isinstance(loss, Tensor):
-        raise TypeError(f"the loss is a {type(loss).__name__}; loss_fn and forward return a tensor of one element")
-    if loss.numel() != 1:
-        raise ValueError(
-            f"the loss has shape {list(loss.shape)}; a scalar is needed: reduce it, for instance with .mean(), "
-            "or use reduction='mean' in the loss function"
-        )
-    if not loss.requires_grad:
-        raise ValueError(
-            "the loss does not depend on any parameter that requires a gradient; check forward= and model, "
-            "and that the run is not inside torch.no_grad() or torch.inference_mode()"
-        )
 
 
 @dataclass(eq=False)
@@ -191,7 +163,19 @@ class TrainingStep:
     def _accumulate(self, batch: Any, leaves: list[Any] | None, log: StepLog | None, *, reduce: bool) -> None:
         with self.gradient_sync(reduce):
             loss, metrics = self.loss_function(batch, leaves)
-            check_loss(loss)
+            if not isinstance(loss, Tensor):
+                kind = type(loss).__name__
+                raise TypeError(f"the loss is a {kind}; loss_fn and forward return a tensor of one element")
+            if loss.numel() != 1:
+                raise ValueError(
+                    f"the loss has shape {list(loss.shape)}; a scalar is needed: reduce it, for instance with .mean(), "
+                    "or use reduction='mean' in the loss function"
+                )
+            if not loss.requires_grad:
+                raise ValueError(
+                    "the loss does not depend on any parameter that requires a gradient; check forward= and model, "
+                    "and that the run is not inside torch.no_grad() or torch.inference_mode()"
+                )
             if log is not None:
                 log.write_step(loss, metrics)
             if self.accumulate != 1:
@@ -205,9 +189,7 @@ class TrainingStep:
 class Engine:
     """Runs the steps of a sink and returns their results. Eager and compiled steps differ in the loss function only.
 
-    Attributes:
-        mode: "eager" or "compile".
-        watches_next_step: whether the next step runs under `watch_host_syncs`; true for the first step if `watchable`.
+    If `watchable`, the first step runs under `watch_host_syncs`.
     """
 
     def __init__(self, mode: str, step: TrainingStep, schedule: Schedule, ranks: Ranks, *, watchable: bool) -> None:
