@@ -34,6 +34,18 @@ def on_real_tensors(stock: Stock) -> Stock:
     return stand_in
 
 
+def as_subclass(stock: Stock) -> Stock:
+    """For `Tensor.as_subclass`, which each transform of v2 calls several times."""
+
+    @functools.wraps(stock)
+    def stand_in(self: Any, cls: Any) -> Any:
+        if isinstance(self, Lazy):
+            make_real(stock, (self,))
+        return stock(self, cls)
+
+    return stand_in
+
+
 def apply(stock: Any) -> Any:
     """For `autograd.Function.apply`, whose results share the history of gradients of what C++ code holds."""
 
@@ -86,7 +98,7 @@ def new_parameter(stock: Stock, cls: Any, data: Any = None, requires_grad: bool 
 
 _TAKE_REAL_TENSORS = {
     torch._C: ("_to_dlpack", "_to_dlpack_versioned"),
-    torch.Tensor: ("as_subclass", "_view_func", "_view_func_unsafe"),
+    torch.Tensor: ("_view_func", "_view_func_unsafe"),
     torch.utils: ("swap_tensors",),
     torch.utils.dlpack: ("to_dlpack",),
     torch: ("to_dlpack",),
@@ -97,6 +109,7 @@ _TAKE_REAL_TENSORS = {
 # Rows of the table of stand-ins, as in `reroute`: owner, attribute, and stock object -> stand-in.
 PLACES: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     *((module, name, on_real_tensors) for module, names in _TAKE_REAL_TENSORS.items() for name in names),
+    (torch.Tensor, "as_subclass", as_subclass),
     (torch.Tensor, "data", data),
     (torch.nn.Parameter, "__new__", around(new_parameter)),
     (torch.autograd.Function, "apply", apply),

@@ -75,9 +75,8 @@ def _on_image(recorder: Recorder, palettes: bool, by_methods: bool = False) -> M
             if type(image) is Image.Image and is_executing():
                 return stock(image, *args, **kwargs)
             is_pillow = isinstance(image, Image.Image)
-            handle: Any = lazy_image(image, palettes=palettes) if is_pillow else None
-            if not is_pillow and isinstance(image, HANDLES) and image.is_recording:
-                handle = image
+            is_handle = isinstance(image, HANDLES) and image.is_recording
+            handle: Any = lazy_image(image, palettes=palettes) if is_pillow else image if is_handle else None
             if handle is not None:
                 made = recorder(handle, *args, **kwargs)
                 if made is not NotImplemented:
@@ -132,6 +131,8 @@ def on_tensor(name: str, recorder: Recorder | None, makes_pure: bool = False) ->
             if is_recording and recorder is not None:
                 made = recorder(image, *args, **kwargs)
                 if made is not NotImplemented:
+                    if makes_pure and type(made) is tuple and type(image) is LazyTVImage:
+                        return tuple(part.as_subclass(torch.Tensor) for part in made)
                     is_computed = type(made) is LazyTVImage and (made is not image or made.lazy_ops is not ops)
                     return made.as_subclass(torch.Tensor) if makes_pure and is_computed else made
             with executing():

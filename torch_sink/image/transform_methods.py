@@ -10,7 +10,6 @@ import copy
 import functools
 from collections.abc import Callable, Sequence
 from itertools import compress
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -55,9 +54,7 @@ def resized_crop_v2(stock: Callable[..., Any]) -> Any:
     """Stand-in for `v2.RandomResizedCrop.make_params`."""
 
     def make_params(self: Any, flat_inputs: list[Any]) -> dict[str, Any]:
-        first: Any = flat_inputs[0] if len(flat_inputs) == 1 else None
-        is_lazy = type(first) in _HANDLE_TYPES and first.is_recording
-        height, width = first.lazy_shape[1:] if is_lazy else query_size(flat_inputs)
+        height, width = query_size(flat_inputs)
         top, left, h, w = resized_crop(height, width, self.scale, self.ratio, self._log_ratio.tolist(), Room())
         return {"top": top, "left": left, "height": h, "width": w}
 
@@ -151,22 +148,6 @@ def _made_once(make: Callable[..., Any], convert: Callable[[Any], Any]) -> Calla
         return made if made is None else convert(made)
 
     return lambda *args: make(*args) if count_function_modes() else kept(torch.get_default_dtype(), *args)
-
-
-# --- what every functional asks
-
-
-def log_usage(stock: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Stand-in for `_log_api_usage_once`, which finds out at every call that it has nothing to do."""
-    logged: set[Any] = set()
-
-    def log(user: Any) -> None:
-        if user not in logged:
-            stock(user)
-            if isinstance(user, FunctionType):
-                logged.add(user)
-
-    return log
 
 
 # --- dicts that are keyed by exact types

@@ -560,14 +560,14 @@ def _count_calls(function: Callable[[], Any]) -> int:
     ("transforms", "most"),
     [
         ([v1.ToTensor(), functools.partial(F.adjust_gamma, gamma=2.0)], 36),
-        ([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.RandomAutocontrast(p=1.0)], 90),
-        ([v1.Pad(2), v1.ElasticTransform(9.0, interpolation=v1.InterpolationMode.BICUBIC)], 76),
+        ([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.RandomAutocontrast(p=1.0)], 70),
+        ([v1.Pad(2), v1.ElasticTransform(9.0, interpolation=v1.InterpolationMode.BICUBIC)], 36),
     ],
 )
 def test_what_always_falls_back_costs_few_calls_more_than_stock_code(transforms: list[Any], most: int) -> None:
     container, image = v1.Compose(transforms), photo()
     stock = _count_calls(lambda: container(image))
-    with torch_sink.image_backend("device", device="cpu"):
+    with as_for_a_device():
         for _ in range(40):
             container(image)
         assert _count_calls(lambda: container(image)) <= stock + most

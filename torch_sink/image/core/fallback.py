@@ -195,11 +195,19 @@ ledger = _Ledger()
 after_fork_in_child(ledger.begin_in_child)
 
 
-class _Muted(threading.local):
-    depth = 0  # how many contexts of `executing` this thread is in
+class _Executing(threading.local):
+    """Counts the contexts that a thread is in; a generator for each would take as long as a small call of torch."""
+
+    depth = 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *error: Any) -> None:
+        self.depth -= 1
 
 
-_muted = _Muted()
+MUTED = _Executing()
 
 
 def fallback_report() -> FallbackReport:
@@ -209,25 +217,12 @@ def fallback_report() -> FallbackReport:
 
 def is_executing() -> bool:
     """True inside `executing()`, where functions that have stand-ins run as stock code."""
-    return _muted.depth > 0
+    return MUTED.depth > 0
 
 
 # How many modes stand between a call and torch; a default device is one of the first kind. 1 where torch does not say.
 count_function_modes: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", lambda: 1)
 count_dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
-
-
-class _Executing:
-    """What `executing` returns; the generator of a context manager would take as long as a small call of torch."""
-
-    def __enter__(self) -> None:
-        _muted.depth += 1
-
-    def __exit__(self, *error: Any) -> None:
-        _muted.depth -= 1
-
-
-MUTED = _Executing()
 
 
 @contextmanager

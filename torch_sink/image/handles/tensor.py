@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -36,9 +36,8 @@ class _Handle(Lazy):
     # two has its values, so has the other: a change of one in place changes the other.
     lazy_base: Any = None
     lazy_part: int  # the number of this image in the stack that is its base
-    lazy_views: Mapping[int, Any] = {}
     fields = frozenset(
-        f"lazy_{name}" for name in ("source", "ops", "shape", "dtype", "was_collated", "base", "part", "views", "real")
+        f"lazy_{name}" for name in ("source", "ops", "shape", "dtype", "was_collated", "base", "part", "refs", "real")
     )
 
     @staticmethod
@@ -88,8 +87,16 @@ class _Handle(Lazy):
     def lend_to(self, view: Any) -> Any:
         """Notes that another handle or batch is a view of this one, and returns it."""
         view.__dict__["lazy_base"] = self
-        self.__dict__.setdefault("lazy_views", weakref.WeakValueDictionary())[id(view)] = view
+        refs = self.__dict__.setdefault("lazy_refs", [])
+        if len(refs) % 64 == 63:
+            refs[:] = [ref for ref in refs if ref() is not None]
+        refs.append(weakref.ref(view))
         return view
+
+    @property
+    def lazy_views(self) -> list[Any]:
+        """The handles and batches that are views of this one, as far as the program holds them."""
+        return [view for ref in self.__dict__.get("lazy_refs", ()) if (view := ref()) is not None]
 
     @property
     def changes_in_place(self) -> bool:
@@ -117,7 +124,7 @@ class _Handle(Lazy):
         for handle in found:
             if not isinstance(handle, _Handle) or len(handle.lazy_ops) != len(self.lazy_ops):
                 return []
-            found += handle.lazy_views.values()
+            found += handle.lazy_views
         return found
 
     def make(self) -> None:
@@ -133,7 +140,7 @@ class _Handle(Lazy):
 
     def become_all(self, values: torch.Tensor) -> None:
         """Becomes a tensor of new values; the views of this handle become views of that tensor."""
-        views, ops = list(self.lazy_views.values()), self.lazy_ops
+        views, ops = self.lazy_views, self.lazy_ops
         real = self.become(self._stock_type(values))
         for view in views:
             view.become_view(real, ops)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -96,7 +97,7 @@ def crop(family: str, handle: Any, top: Any, left: Any, height: Any, width: Any,
     The result shares memory with the handle, unless the crop is a step inside of another operation (`is_seen=False`).
     """
     channels, old_height, old_width = handle.lazy_shape
-    if not all(isinstance(value, int) for value in (top, left, height, width)):
+    if not all(map(isinstance, (top, left, height, width), repeat(int))):
         return NotImplemented
     inside = top >= 0 and left >= 0 and top + height <= old_height and left + width <= old_width
     # What stock code makes of a box that ends above the image or left of it has another size than the box.
@@ -159,8 +160,8 @@ Operation(
     record={
         **both("crop", _crop),
         **both("center_crop", _center_crop),
-        "v2.five_crop": _five_crop,
-        "v2.ten_crop": _ten_crop,
+        **both("five_crop", _five_crop),
+        **both("ten_crop", _ten_crop),
         "Image.crop": _crop_image,
         # torchvision's `center_crop` of Pillow images calls its own `pad`, which has no stand-in.
         "pil.center_crop": functools.partial(_center_crop, "pil"),

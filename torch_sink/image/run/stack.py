@@ -16,6 +16,8 @@ import torch
 from torch_sink.errors import DecodeError
 from torch_sink.image.core import settings
 from torch_sink.image.core.fallback import executing, report_fallback
+from torch_sink.image.core.ops import Op
+from torch_sink.image.decode.source import Source
 from torch_sink.image.handles.lazy import without_memory
 from torch_sink.image.handles.names import named_as, stays
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, recorded
@@ -24,10 +26,24 @@ from torch_sink.image.run.batch import LazyBatch
 from torch_sink.image.run.collate import collate_handles, lazy_batch
 
 
-class _Images:
-    """The images that stacks and their views share: handles, or a batch of them, and later its values."""
+class _Image:
+    """An image of a stack, on which recorders record as on handles: what a handle has, without a tensor."""
 
-    def __init__(self, handles: list[LazyTensor], batch: LazyBatch | None = None) -> None:
+    __slots__ = ("lazy_dtype", "lazy_ops", "lazy_shape", "lazy_source")
+    changes_in_place = False
+
+    def __init__(self, source: Source, ops: tuple[Op, ...], shape: torch.Size, dtype: torch.dtype) -> None:
+        self.lazy_source, self.lazy_ops, self.lazy_shape, self.lazy_dtype = source, ops, shape, dtype
+
+    def record(self, op: Op, shape: Any = None, dtype: torch.dtype | None = None, is_view: bool = False) -> _Image:
+        ops = (*self.lazy_ops, op)
+        return _Image(self.lazy_source, ops, shape or self.lazy_shape, dtype or self.lazy_dtype)
+
+
+class _Images:
+    """The images that stacks and their views share, as they were recorded or as a batch, and later its values."""
+
+    def __init__(self, handles: list[_Image], batch: LazyBatch | None = None) -> None:
         self.handles, self.batch = handles, batch
         active = settings.settled()
         self._destination, self._interpreted = (active.device, active.interpreted) if active else ("cpu", False)
@@ -48,7 +64,8 @@ class _Images:
 
     def give(self, at: int) -> LazyTensor:
         """A handle of one image, which shares its memory with the stack, as `stack[at]` does."""
-        part = self.handles[at].record_nothing()
+        image = self.handles[at]
+        part = LazyTensor(image.lazy_source, image.lazy_ops, image.lazy_shape, image.lazy_dtype)
         part.lazy_base, part.lazy_part = self, at
         return part
 
@@ -195,11 +212,12 @@ def _stack_of(images: Sequence[Any]) -> LazyStack | None:
     active = settings.settled()
     if active is None or active.executes_at_once:
         return None
-    kind = {(item.shape, item.dtype) for item in images}
-    if len(kind) > 1 or not all(type(item) in HANDLES and item.is_recording for item in images):
+    if not all(type(item) is _Image or (type(item) in HANDLES and item.is_recording) for item in images):
         return None
-    copies = [LazyTensor(item.lazy_source, item.lazy_ops, item.lazy_shape, item.lazy_dtype) for item in images]
-    return LazyStack(_Images(copies), (len(copies), *copies[0].lazy_shape))
+    if len({(item.lazy_shape, item.lazy_dtype) for item in images}) > 1:
+        return None
+    parts = [_Image(item.lazy_source, item.lazy_ops, item.lazy_shape, item.lazy_dtype) for item in images]
+    return LazyStack(_Images(parts), (len(parts), *parts[0].lazy_shape))
 
 
 def _joined(items: Any, dim: int = 0, *, is_new: bool, **kwargs: Any) -> Any:

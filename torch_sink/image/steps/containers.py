@@ -22,9 +22,9 @@ from torch_sink.image.decode.source import PixelSource
 from torch_sink.image.handles.array import ORDINARY
 from torch_sink.image.handles.image import LazyImage
 from torch_sink.image.handles.tensor import HANDLES
-from torch_sink.image.steps.draft import Draft, draft_of, finished, records
+from torch_sink.image.steps.draft import Draft, draft_of, finished
 from torch_sink.image.steps.draws import as_drawn, chance, is_probability
-from torch_sink.image.steps.registry import run_of, step
+from torch_sink.image.steps.registry import STEPS, run_of, step
 from torch_sink.image.steps.samples import run_on_sample
 
 
@@ -57,21 +57,11 @@ class _Habit:
 _habits: dict[int, _Habit] = {}  # by `id` of the transform
 # After so many in a row it runs in stock code at once, as recording only costs time; at times recording is tried again.
 _IN_A_ROW, _TRIED_AGAIN = 16, 256
-# Of these all calls on bytes or floats are recorded, whatever is drawn: in front of a fallback they need not be.
-_ALWAYS_RECORDED = frozenset(
-    getattr(module, name)
-    for module, names in ((v1, "ToTensor PILToTensor"), (v2, "ToTensor PILToTensor ToImage ToDtype"))
-    for name in (*names.split(), "ConvertImageDtype", "RandomHorizontalFlip", "RandomVerticalFlip")
-)
-
-
-def _is_not_tried(habit: _Habit | None) -> bool:
-    """True for a transform that always falls back, which stock code shall run at once; counts that."""
-    if habit is None or habit.times < _IN_A_ROW or not habit.times % _TRIED_AGAIN or ledger.strict:
-        return False
-    habit.times += 1
-    ledger.add(*habit.row)
-    return True
+# Of these all calls are recorded, whatever they draw: in front of a fallback they need not be.
+_ALWAYS_RECORDED = (
+    "ToTensor", "PILToTensor", "ToImage", "ToDtype", "ConvertImageDtype", "Pad", "CenterCrop", "RandomCrop",
+    "RandomResizedCrop", "RandomHorizontalFlip", "RandomVerticalFlip",
+)  # fmt: skip
 
 
 def _run(transforms: Sequence[Any], image: Any) -> Any:
@@ -79,32 +69,31 @@ def _run(transforms: Sequence[Any], image: Any) -> Any:
 
     What comes before that is not recorded.
     """
-    if _habits and type(image) in ORDINARY:
-        for at, transform in enumerate(transforms):
-            habit = _habits.get(id(transform))
-            if habit is not None and records(image) and _is_not_tried(habit):
-                with executing():
-                    for transform in transforms[: at + 1]:
-                        image = transform(image)
-                return run_all(transforms[at + 1 :], draft_of(image))
-            if habit is not None or type(transform) not in _ALWAYS_RECORDED:
+    draft = draft_of(image)
+    for at, transform in enumerate(transforms if _habits and type(image) in ORDINARY else ()):
+        habit = _habits.get(id(transform))
+        if habit is not None:
+            if habit.times < _IN_A_ROW or not habit.times % _TRIED_AGAIN or ledger.strict or draft is image:
                 break
-    return run_all(transforms, draft_of(image))
+            habit.times += 1
+            ledger.add(*habit.row)
+            with executing():
+                for transform in transforms[: at + 1]:
+                    image = transform(image)
+            return run_all(transforms[at + 1 :], draft_of(image))
+        if type(transform).__name__ not in _ALWAYS_RECORDED or type(transform) not in STEPS:
+            break
+    return run_all(transforms, draft)
 
 
 def _called(transform: Any, draft: Draft) -> Any:
     """Calls a transform itself, for which no step stands, on the image of a draft."""
-    if type(draft.origin) not in ORDINARY or ledger.strict:
-        return transform(draft.handle())
-    if _is_not_tried(_habits.get(id(transform))):
-        with executing():
-            return transform(draft.values())
     before = ledger.added
     made = transform(draft.handle())
     is_stocks = isinstance(made, (Image.Image, torch.Tensor)) and not getattr(made, "is_recording", False)
     if not is_stocks or ledger.added != before + 1:
         _habits.pop(id(transform), None)
-    elif type(transform).__weakrefoffset__:
+    elif type(transform).__weakrefoffset__ and type(draft.origin) in ORDINARY:
         habit = _habits.setdefault(id(transform), _Habit(transform))
         habit.times, habit.row = habit.times + 1, ledger.latest
     return made

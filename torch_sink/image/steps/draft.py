@@ -8,9 +8,8 @@ import torch
 from PIL import Image
 from torch.nn.modules.module import _has_any_global_hook
 
-from torch_sink.image.core import uses
-from torch_sink.image.core.fallback import count_dispatch_modes, count_function_modes, executing, is_executing
-from torch_sink.image.core.ops import InPlaceOp, Op, recorder, replay
+from torch_sink.image.core.fallback import count_dispatch_modes, count_function_modes, is_executing
+from torch_sink.image.core.ops import InPlaceOp, Op, recorder
 from torch_sink.image.decode.source import made_here
 from torch_sink.image.handles.array import ArrayImage, pixels_of
 from torch_sink.image.handles.image import RECORDED_MODES, LazyImage
@@ -128,28 +127,19 @@ class Draft:
             source, ops = made_here(source, ops)
         return self.kind(source, ops, self.lazy_shape, self.lazy_dtype)
 
-    def values(self) -> Any:
-        """The ordinary image or tensor of a draft with calls, whose origin is an ordinary image."""
-        uses.note_batch()
-        with executing():
-            made = replay(self.origin, self.ops)
-        return made if self.kind is LazyImage else self.kind._stock_type(made)
-
 
 def draft_of(image: Any) -> Any:
-    """A draft of an image; the image itself where its transforms have to be called."""
+    """A draft of an image; the image itself where its transforms have to be called.
+
+    They have to where no handle can stand for the image, and where hooks or modes change what calls of torch do.
+    """
     kind = type(image)
     if kind not in (ArrayImage, Image.Image) and (kind is not LazyImage or not image.is_recording):
         return image
-    if not records(image):
-        return image
     width, height = image.size
+    if image.mode not in RECORDED_MODES or not width or not height or is_executing() or not _is_usual():
+        return image
     return Draft(image, (), (3 if image.mode == "RGB" else 1, height, width), LazyImage, torch.uint8)
-
-
-def records(image: Image.Image) -> bool:
-    """False where no handle can stand for the image, and where hooks or modes change what calls of torch do."""
-    return image.mode in RECORDED_MODES and all(image.size) and not is_executing() and _is_usual()
 
 
 def _is_usual() -> bool:
