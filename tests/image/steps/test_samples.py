@@ -19,7 +19,7 @@ import torch_sink
 from image.random_pipelines import same_value
 from image.steps.test_steps import photo, random_transforms, seeded
 from torch_sink.image.handles.tensor import HANDLES
-from torch_sink.image.steps import containers
+from torch_sink.image.steps import containers, samples
 
 VALUES = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5], [0.2])]
 
@@ -117,6 +117,28 @@ MOVES: dict[str, Callable[[], list[Any]]] = {
 def test_all_of_a_sample_moves(moves: str, sample: str) -> None:
     recorded = assert_stocks(v2.Compose(MOVES[moves]()), SAMPLES[sample], range(6))
     assert recorded == 6 or moves in ("detection", "pure", "others between", "colors")
+
+
+@pytest.mark.parametrize("dims", [2, 3, 4])
+def test_resized_masks_are_stocks(dims: int) -> None:
+    """From each of many sizes to each of many others, down to their strides; and whole masks stay views."""
+    chance, shape = random.Random(dims), (2, 3)[: dims - 2]
+    for side in range(1, 330):
+        values = torch.randint(0, 256, (*shape, side, 7 + side % 3), dtype=torch.uint8)
+        mask = tv_tensors.Mask(values if side % 2 else values.transpose(-1, -2).contiguous().transpose(-1, -2))
+        height, width = mask.shape[-2:]
+        box = {"top": height // 3, "left": width // 4, "height": height - height // 3, "width": width - width // 4}
+        for size in [(2 * side, 5), (224, width), (side, width), (chance.randint(1, 400), chance.randint(1, 20))]:
+            expected = v2.functional.resize(mask, list(size))
+            made = samples._resized_mask(mask, {}, size)
+            cropped = v2.functional.resized_crop(mask, *box.values(), size=list(size))
+            for stock, own in ((expected, made), (cropped, samples._resized_mask(mask, box, size))):
+                if own is None:
+                    assert stock.data_ptr() in (mask.data_ptr(), mask[..., box["top"] :, box["left"] :].data_ptr())
+                    continue
+                assert torch.equal(own, stock)
+                assert (type(own), own.stride()) == (type(stock), stock.stride())
+    assert samples._resized_mask(tv_tensors.Mask(torch.zeros(3, 4, dtype=torch.int64)), {}, (9, 9)) is None
 
 
 def test_a_second_conversion_to_an_image_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torchvision import tv_tensors
+from torchvision.transforms import v2
 
 from torch_sink.image.handles.tensor import LazyTensor
 from torch_sink.image.steps.draft import Draft, draft_of, finished
 from torch_sink.image.steps.registry import run_of, takes_samples
 
 _MOVED = (tv_tensors.Mask, tv_tensors.BoundingBoxes, tv_tensors.KeyPoints)
+_RESIZES = (v2.RandomResizedCrop, v2.Resize)
 # Next to an image, transforms of v2 pass these on unchanged.
 _KEPT = frozenset((torch.Tensor, int, float, str, bool, bytes, type(None)))
 
@@ -51,7 +54,10 @@ class Sample:
         self.image = made
         if draft.moves is not None:
             for at in self.moved:
-                self.leaves[at] = transform.transform(self.leaves[at], draft.moves)
+                leaf = self.leaves[at]
+                is_resized = type(transform) in _RESIZES and type(made) is Draft and type(leaf) is tv_tensors.Mask
+                moved = _resized_mask(leaf, draft.moves, made.lazy_shape[1:]) if is_resized else None
+                self.leaves[at] = transform.transform(leaf, draft.moves) if moved is None else moved
             self.agrees = self._has_one_size()
         return True
 
@@ -62,6 +68,26 @@ class Sample:
         elif self.image is not None:
             self.leaves[self.place] = self.image
         return tree_unflatten(self.leaves, self.spec)
+
+
+def _resized_mask(mask: torch.Tensor, box: Mapping[str, int], size: tuple[int, ...]) -> torch.Tensor | None:
+    """The part of a mask in a box, as `interpolate(mode="nearest")` resizes it, at a third of its cost; None for others.
+
+    Args:
+        mask: uint8 [..., height, width] on the CPU.
+        box: {"top", "left", "height", "width"}, or {} for all of it.
+        size: height and width of the result.
+    """
+    begins = (box["top"], box["left"]) if box else (0, 0)
+    lengths = (box["height"], box["width"]) if box else tuple(mask.shape[-2:])
+    # Stock code's result shares the mask's memory where no size changes.
+    if lengths == size or mask.dtype is not torch.uint8 or not mask.is_cpu:
+        return None
+    values: Any = mask.as_subclass(torch.Tensor).numpy()
+    for axis, begin, length, count in zip((-2, -1), begins, lengths, size, strict=True):
+        at = np.arange(count, dtype=np.float32) * (np.float32(length) / np.float32(count))
+        values = values.take(begin + np.minimum(at.astype(np.intp), length - 1), axis, mode="clip")
+    return tv_tensors.wrap(torch.from_numpy(values), like=mask)
 
 
 def _size_of(leaf: Any) -> tuple[int, ...]:
