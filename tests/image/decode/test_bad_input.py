@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import torch_sink
 from image.cases import encoded
 from image.check import assert_same_bits, device_in_use, lazy_batch
 from image.worker_data import train_transform
+from torch_sink.image.decode.source import read_file
 from torch_sink.image.run.batch import LazyBatch
 
 WHOLE = encoded(64, 48, 3, quality=90)
@@ -78,6 +81,59 @@ def test_loading_raises_what_stock_raises(name: str, tmp_path: Path) -> None:
 def open_and_convert(file: Any) -> Image.Image:
     with Image.open(file) as image:
         return image.convert("RGB")
+
+
+MODES = [
+    *(("PNG", mode) for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")),
+    *(("WEBP", mode) for mode in ("RGB", "RGBA")),
+]
+
+
+@pytest.mark.parametrize(("kind", "mode"), MODES)
+def test_other_formats_are_opened_and_refused_by_pillow(kind: str, mode: str, tmp_path: Path) -> None:
+    """Whole files of each mode; and files that end early, or have other bytes in the header: stock's own words."""
+    file, path = io.BytesIO(), tmp_path / "image"
+    gray = Image.radial_gradient("L").resize((40, 30))
+    (gray.convert("I").convert(mode) if mode == "I;16" else gray.convert(mode)).save(file, kind)
+    whole = file.getvalue()
+    cut = [whole[:end] for end in (3, 9, 20, 33, 60, len(whole) // 2, len(whole) - 1)]
+    changed = [whole[:at] + bytes([whole[at] ^ 0x81]) + whole[at + 1 :] for at in (0, 1, 9, 13, 19, 24, 25, 30, 40)]
+    for data in (whole, *cut, *changed):
+        path.write_bytes(data)
+        stock = outcome(lambda: default_loader(str(path)).tobytes())
+        with torch_sink.image_backend("device", device="meta"):
+            kind_raised, said = outcome(lambda: default_loader(str(path)).tobytes())
+        assert (kind_raised, said.removesuffix(f" (in {path})")) == stock
+    path.write_bytes(whole)
+    expected = default_loader(str(path)).tobytes()
+    with torch_sink.image_backend("device", device="meta"):
+        assert default_loader(str(path)).tobytes() == expected
+
+
+@pytest.mark.parametrize(("kind", "calls"), [("JPEG", 5), ("PNG", 4)])
+def test_a_file_is_opened_in_few_calls(kind: str, calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the system: open, size, first bytes, all bytes, close; Pillow opens what begins as no JPEG file itself."""
+    (tmp_path / "image").write_bytes(encoded(64, 48, 3, "RGB", kind))
+    made: list[str] = []
+    for name in ("open", "fstat", "stat", "lseek", "pread", "read", "readv", "close"):
+        counted = functools.partial(lambda call, name, *args, **kwargs: (made.append(name), call(*args, **kwargs))[1])
+        monkeypatch.setattr(os, name, functools.partial(counted, getattr(os, name), name))
+    with torch_sink.image_backend("device", device="meta"):
+        del made[:]
+        default_loader(str(tmp_path / "image"))
+        assert len(made) == calls, made
+
+
+@pytest.mark.parametrize("size", [0, 1, 70_000, 3_000_000])
+def test_files_of_no_known_size_are_read_to_their_end(size: int, tmp_path: Path) -> None:
+    data, pipe = os.urandom(size), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as pool:
+        written = pool.submit(pipe.write_bytes, data)
+        assert read_file(pipe, b"ab") == data
+        assert written.result() == size
+    (tmp_path / "file").write_bytes(data)
+    assert read_file(tmp_path / "file") == data
 
 
 def test_a_missing_file(tmp_path: Path) -> None:

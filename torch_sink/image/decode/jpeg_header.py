@@ -14,11 +14,12 @@ from __future__ import annotations
 import functools
 import operator
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 # Bits 0 to 3 of a table's kind are its number. A set of tables is a number with a bit for each kind.
 DC, AC, QUANTIZATION = 0x00, 0x10, 0x20
-_START_OF_IMAGE = b"\xff\xd8\xff"
+START_OF_IMAGE = b"\xff\xd8\xff"
 _END_OF_IMAGE = b"\xff\xd9"
 # In the data of a scan, 0xFF is followed by 0 where it is data, or by a restart marker; 0xFF before 0xFF is padding.
 _MARKER_AFTER_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
@@ -34,13 +35,14 @@ _LUMA_SAMPLINGS = frozenset((0x11, 0x21, 0x12, 0x22))  # horizontal factor in th
 _CHROMA_SAMPLINGS = b"\x11\x11"
 _RGB_IDENTIFIERS = b"RGB"
 _HUFFMAN = frozenset(kind | number for kind in (DC, AC) for number in range(4))
+_ONE_TABLE = {kind: ((kind, 1),) for kind in _HUFFMAN}
 _LONGEST_TABLE = 2 + 17 + 256  # of a segment with one table: its length, a kind, counts, symbols
 _WORDS_OF_A_CODE = tuple(1 << (16 - bits) for bits in range(1, 17))
 _YCC = 1  # the color transform in an Adobe marker
 
 
-# The luma's sampling; then the kinds of the quantization, DC and AC tables, one for each component.
-_Layout = tuple[tuple[int, int], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+# The luma's sampling, the number of components, and what reads the places of their quantization, DC and AC tables.
+_Layout = tuple[tuple[int, int], int, Callable[[dict[int, int]], tuple[int, ...]]]
 
 
 class BaselineScan(NamedTuple):
@@ -76,7 +78,7 @@ def read_jpeg_header(data: bytes, *, thorough: bool = False) -> JpegHeader | Non
         holds what Pillow treats specially (multi-picture files, arithmetic coding, 12 bits). Those are opened by
         Pillow at once, which raises or decodes as always.
     """
-    if data[:3] != _START_OF_IMAGE or data[-2:] != _END_OF_IMAGE:
+    if data[:3] != START_OF_IMAGE or data[-2:] != _END_OF_IMAGE:
         return None
     position, tables, frame, scans = 2, 0, b"", 0
     progressive, restart_interval, is_ycc, only_scan = False, 0, True, None
@@ -96,7 +98,7 @@ def read_jpeg_header(data: bytes, *, thorough: bool = False) -> JpegHeader | Non
                 elif after != body + 17 + sum(data[body + 1 : body + 17]) or progressive or thorough:
                     found = _huffman_tables(data[body:after], progressive or thorough)
                 else:  # one table, as most encoders write them
-                    found = ((data[body], 1),) if data[body] in _HUFFMAN and length <= _LONGEST_TABLE else ()
+                    found = _ONE_TABLE.get(data[body], ()) if length <= _LONGEST_TABLE else ()
                 if not found or after > len(data):
                     return None
                 for kind, place in found:
@@ -112,8 +114,9 @@ def read_jpeg_header(data: bytes, *, thorough: bool = False) -> JpegHeader | Non
                         return None
                     layout = _layout(frame[5:], data[body:after]) if is_ycc and frame[0] == 8 else None
                     if layout is not None:
-                        sampling, *kinds = layout
-                        tables_at = [tuple([places[kind] for kind in each]) for each in kinds]
+                        sampling, count, kinds = layout
+                        at = kinds(places)
+                        tables_at = at[:count], at[count : 2 * count], at[2 * count :]
                         only_scan = BaselineScan(after, sampling, restart_interval, *tables_at)
                     break
                 after = _next_marker(data, after)
@@ -185,12 +188,9 @@ def _layout(frame: bytes, scan: bytes) -> _Layout | None:
             return None
         sampling = samplings[0] >> 4, samplings[0] & 15
     choices = scan[2:-3:2]
-    return (
-        sampling,
-        tuple(QUANTIZATION | table for table in frame[3::3]),
-        tuple(DC | choice >> 4 for choice in choices),
-        tuple(AC | choice & 15 for choice in choices),
-    )
+    quantization = (QUANTIZATION | table for table in frame[3::3])
+    codes = *(DC | choice >> 4 for choice in choices), *(AC | choice & 15 for choice in choices)
+    return sampling, count, operator.itemgetter(*quantization, *codes)
 
 
 @functools.lru_cache(maxsize=256)

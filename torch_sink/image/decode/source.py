@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import stat
 from typing import Any, NamedTuple
 
 import torch
@@ -183,10 +184,25 @@ def source_of(made: torch.Tensor | Image.Image, path: str) -> Source:
     return FinishedSource(made, path) if isinstance(made, torch.Tensor) else PixelSource(made, path)
 
 
-def read_file(path: str | os.PathLike[str]) -> bytes:
-    """The bytes of a file, without the buffering that Python's file objects add."""
-    with open(os.fspath(path), "rb", buffering=0) as file:
-        return file.read()
+def read_file(path: str | os.PathLike[str], beginning: bytes = b"") -> bytes:
+    """The bytes of a file; only as many as `beginning` has, where the file begins with others."""
+    descriptor = os.open(os.fspath(path), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        about = os.fstat(descriptor)
+        if beginning and stat.S_ISREG(about.st_mode):
+            found = os.pread(descriptor, len(beginning), 0)
+            if found != beginning:
+                return found
+        data = os.read(descriptor, about.st_size + 1)
+        if len(data) == about.st_size:
+            return data
+        rest = iter(lambda: os.read(descriptor, 1 << 20), b"")  # a pipe, or a file that is being written
+        return b"".join([data, *rest])
+    except OSError as error:
+        error.filename = os.fspath(path)  # of a folder, which can be opened
+        raise
+    finally:
+        os.close(descriptor)
 
 
 def encoded_source(data: bytes, path: str, mode: str | None = None, *, thorough: bool = False) -> EncodedSource | None:

@@ -30,6 +30,7 @@ from torch_sink.image.core import settings, uses
 from torch_sink.image.core.fallback import executing, image_of, is_executing, ledger, report_fallback
 from torch_sink.image.core.ops import Op, replay
 from torch_sink.image.decode import proof
+from torch_sink.image.decode.jpeg_header import START_OF_IMAGE
 from torch_sink.image.decode.source import (
     BrokenSource,
     EncodedSource,
@@ -170,7 +171,7 @@ def _loaded(stock: Callable[..., Any], path: Any) -> Image.Image:
     if _is_open_replaced():
         return stock(path)
     try:
-        data, name = read_file(path), os.fsdecode(path)
+        data, name = read_file(path, START_OF_IMAGE), os.fsdecode(path)
     except (OSError, TypeError):
         return stock(path)  # raises what stock code raises; an open file's descriptor is read through `Image.open`
     source = encoded_source(data, name, "RGB")
