@@ -71,7 +71,7 @@ class Sample:
 
 
 def _resized_mask(mask: torch.Tensor, box: Mapping[str, int], size: tuple[int, ...]) -> torch.Tensor | None:
-    """The part of a mask in a box, as `interpolate(mode="nearest")` resizes it, at a third of its cost; None for others.
+    """The part of a mask in a box, as `interpolate(mode="nearest")` resizes it at three times the cost, or None.
 
     Args:
         mask: uint8 [..., height, width] on the CPU.
