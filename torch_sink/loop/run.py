@@ -161,7 +161,11 @@ class TrainingRun:
 
     def _sink(self, engine: Engine, iterator: Iterator[Any], batch: Any) -> None:
         state, progress = self._state, self._state.progress
-        planned = self._sink_length()
+        bounds = [self._longest_sink, self._remaining() or None]
+        if self._max_steps is not None:
+            bounds.append(self._max_steps - progress.steps)
+        bounds += [callback.steps_to_boundary(state.step_count) for callback in self._callbacks]
+        planned = max(1, min(bound for bound in bounds if bound is not None))
         self._arguments.cur_step_num = state.step_count + planned
         self._arguments.train_dataset_element = batch
         try:
@@ -248,13 +252,6 @@ class TrainingRun:
             return _END
         finally:
             self._waited += time.perf_counter() - began
-
-    def _sink_length(self) -> int:
-        bounds = [self._longest_sink, self._remaining() or None]
-        if self._max_steps is not None:
-            bounds.append(self._max_steps - self._state.progress.steps)
-        bounds += [callback.steps_to_boundary(self._state.step_count) for callback in self._callbacks]
-        return max(1, min(bound for bound in bounds if bound is not None))
 
     def _remaining(self) -> int | None:
         if self._epoch_length is None:

@@ -220,8 +220,9 @@ def inductor_backend(model: fx.GraphModule, inputs: Any, *, options: dict[str, A
 
     usual_layout, is_eager = config.layout_optimization, EAGER_RANDOM.items() <= options.items()
 
-    def compile_graph(graph: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:  # that of the backward pass comes later
-        is_kept = is_eager and _layout_matters(graph)
+    def compile_graph(graph: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        # Called for the backward pass too, after the function around it has returned.
+        is_kept = is_eager and any(_draws_in_memory_order(node) for node in graph.graph.nodes)
         with config.patch(layout_optimization=usual_layout and not is_kept), warnings.catch_warnings():
             warnings.simplefilter("default")
             return compile_fx.compile_fx_inner(graph, *args, **kwargs)
@@ -231,15 +232,10 @@ def inductor_backend(model: fx.GraphModule, inputs: Any, *, options: dict[str, A
         return compile_fx.compile_fx(model, inputs, inner_compile=compile_graph, config_patches=options)
 
 
-def _layout_matters(graph: fx.GraphModule) -> bool:
-    """Whether the memory layout of a graph of ATen operators could change which element gets which random number."""
-    return any(_draws_in_memory_order(node) for node in graph.graph.nodes if node.op == "call_function")
-
-
 def _draws_in_memory_order(node: fx.Node) -> bool:
-    """Not so noise of at most two dimensions: one number per sample or channel, or dropout of a classifier's features.
+    """Whether the memory layout could change which element gets which random number; True if a node contains graphs.
 
-    Operators that contain graphs count as drawing.
+    Not so for noise of at most two dimensions: one number per sample or channel, or dropout of a classifier's features.
     """
     if isinstance(node.target, HigherOrderOperator):
         return True
