@@ -87,31 +87,29 @@ class _Watch:
         self.lock = threading.RLock()  # no other thread starts workers while the report changes the backend
         self.is_inside = False
         self.patches = Patches()
-        self.patches.replace(DataLoaderOpener, "open", self._noting(lambda opener: opener.loader))
-        self.patches.replace(DataLoader, "__iter__", self._noting(lambda loader: loader))
+        self.patches.replace(DataLoaderOpener, "open", self._noting)
+        self.patches.replace(DataLoader, "__iter__", self._noting)
         if _TORCHDATA in sys.modules:
-            stateful = sys.modules[_TORCHDATA].StatefulDataLoader
-            self.patches.replace(stateful, "__iter__", self._noting(lambda loader: loader))
+            self.patches.replace(sys.modules[_TORCHDATA].StatefulDataLoader, "__iter__", self._noting)
 
-    def _noting(self, loader_of: Callable[[Any], Any]) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
-        def make(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
-            @functools.wraps(stock)
-            def begin(owner: Any) -> Any:
-                with self.lock:
-                    outermost, self.is_inside = not self.is_inside, True  # a SinkLoader reads a copy of its loader
-                    try:
-                        if outermost:
-                            loader = loader_of(owner)
-                            self.loaders[id(loader)] = loader
-                            self.passes[id(loader)] += 1
-                            self.backends.add(torch_sink.get_image_backend())
-                        return stock(owner)
-                    finally:
-                        self.is_inside = not outermost
+    def _noting(self, stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Makes the stand-in for a function that takes a loader, or an opener of one."""
 
-            return begin
+        @functools.wraps(stock)
+        def begin(owner: Any) -> Any:
+            with self.lock:
+                outermost, self.is_inside = not self.is_inside, True  # a SinkLoader reads a copy of its loader
+                try:
+                    if outermost:
+                        loader = owner.loader if isinstance(owner, DataLoaderOpener) else owner
+                        self.loaders[id(loader)] = loader
+                        self.passes[id(loader)] += 1
+                        self.backends.add(torch_sink.get_image_backend())
+                    return stock(owner)
+                finally:
+                    self.is_inside = not outermost
 
-        return make
+        return begin
 
     def report(self, device: str | None) -> str:
         """The text of all reports; an error in one of them becomes text, because the program has to go on."""
