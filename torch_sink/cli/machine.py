@@ -20,7 +20,7 @@ import platform
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from importlib.resources import files
 from pathlib import Path
@@ -35,7 +35,6 @@ from torch_sink.triton_kernels import rows
 from torch_sink.triton_kernels.rows import Kind
 
 if TYPE_CHECKING:
-    from torch_sink.image.program.program import Program
     from torch_sink.image.run.batch import LazyBatch
 
 # Prints the commit of a clone, with "+changes" if files differ from it; fails for an installed package.
@@ -139,20 +138,17 @@ def features_of_batch(batch: LazyBatch) -> list[Counter[str]]:
     program = batch.program
     if not program.launches:
         return [Counter()]
-    pixels = program.array("boxes")[program.array("files")[:, 0], 2:].astype(np.int64).prod(axis=1).sum()
+    decoded = program.array("boxes")[program.array("files")[:, 0], 2:].astype(np.int64).prod(axis=1).sum()
     encoded = 0 if program.jpegs is None else program.jpegs.encoded_bytes
-    return [Counter({"encoded byte": encoded, "decoded pixel": int(pixels)}), *_features_of_launches(program)]
-
-
-def _features_of_launches(program: Program) -> Iterator[Counter[str]]:
+    found: list[Counter[str]] = [Counter({"encoded byte": encoded, "decoded pixel": int(decoded)})]
     work, jobs, operations = (program.array(name) for name in ("work", "jobs", "operations"))
     resizes = work[work[:, rows.WORK] == rows.WEIGHTS]
-    yield Counter(weight=int((resizes[:, rows.OUT_SIZE] * resizes[:, rows.TAPS]).sum()))
+    found.append(Counter(weight=int((resizes[:, rows.OUT_SIZE] * resizes[:, rows.TAPS]).sum())))
     for launch in program.launches:
         statistics = program.array("statistics")[launch.statistics_begin : launch.statistics_end]
         if len(statistics):
             measured = jobs[statistics[:, rows.MEASURED_JOB]]
-            yield Counter(measured=int(measured[:, [rows.HEIGHT, rows.WIDTH]].prod(axis=1).sum()))
+            found.append(Counter(measured=int(measured[:, [rows.HEIGHT, rows.WIDTH]].prod(axis=1).sum())))
         stage: Counter[str] = Counter()
         for job in program.jobs_of(launch).tolist():
             pixels = math.prod(-(-job[rows.HEIGHT + axis] // side) * side for axis, side in enumerate(costs()["tile"]))
@@ -162,7 +158,8 @@ def _features_of_launches(program: Program) -> Iterator[Counter[str]]:
                 code, *values = operations[row].tolist()
                 stage[name_of(Kind(code))] += pixels
                 stage[f"{name_of(Kind(code))}, tap"] += pixels * _taps(Kind(code), values[2])
-        yield +stage
+        found.append(+stage)
+    return found
 
 
 def launches_of(batch: LazyBatch) -> Counter[str]:
