@@ -37,13 +37,10 @@ def on_real_tensors(stock: Stock) -> Stock:
 def as_subclass(stock: Stock) -> Stock:
     """For `Tensor.as_subclass`, which each transform of v2 calls several times."""
 
-    @functools.wraps(stock)
     def stand_in(self: Any, cls: Any) -> Any:
-        if isinstance(self, Lazy):
-            make_real(stock, (self,))
-        return stock(self, cls)
+        return stock(self, cls) if not isinstance(self, Lazy) else on_real_tensors(stock)(self, cls)
 
-    return stand_in
+    return functools.wraps(stock)(stand_in)
 
 
 def apply(stock: Any) -> Any:

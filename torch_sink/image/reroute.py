@@ -123,6 +123,8 @@ def _rows() -> Iterator[Row]:
     for module in (v2_auto_augment, v2_geometry, v2_utils):
         yield module, "_get_fill", around(transform_methods.get_fill)
     yield v2.ToDtype, "transform", around(transform_methods.to_dtype)
+    for kind in (v2_transform.Transform, v2_transform._RandomApplyTransform):
+        yield kind, "forward", around(transform_methods.forward)
 
     yield from below.PLACES
     yield torch.jit, "script", around(_script)

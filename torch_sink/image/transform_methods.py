@@ -16,7 +16,8 @@ import torch
 from PIL import Image
 from torchvision import tv_tensors
 from torchvision.transforms import functional as F
-from torchvision.transforms.v2._utils import query_size
+from torchvision.transforms.v2._transform import Transform, _RandomApplyTransform
+from torchvision.transforms.v2._utils import check_type, query_size
 from torchvision.transforms.v2.functional import convert_bounding_box_format
 from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
@@ -54,7 +55,8 @@ def resized_crop_v2(stock: Callable[..., Any]) -> Any:
     """Stand-in for `v2.RandomResizedCrop.make_params`."""
 
     def make_params(self: Any, flat_inputs: list[Any]) -> dict[str, Any]:
-        height, width = query_size(flat_inputs)
+        is_alone = len(flat_inputs) == 1 and type(flat_inputs[0]) in HANDLES
+        height, width = flat_inputs[0].shape[1:] if is_alone else query_size(flat_inputs)
         top, left, h, w = resized_crop(height, width, self.scale, self.ratio, self._log_ratio.tolist(), Room())
         return {"top": top, "left": left, "height": h, "width": w}
 
@@ -80,7 +82,8 @@ def iou_crop(stock: Callable[..., Any]) -> Any:
         # What whole numbers make is exact; what real numbers make is rounded to float32.
         rounded: Callable[[float], float] = as_float32 if boxes.dtype is torch.float32 else float
         centers = [(as_float32(box[0] + box[2]) / 2, as_float32(box[1] + box[3]) / 2) for box in found]
-        height, width = query_size(flat_inputs)
+        is_alone = len(flat_inputs) == 1 and type(flat_inputs[0]) in HANDLES
+        height, width = flat_inputs[0].shape[1:] if is_alone else query_size(flat_inputs)
         while not (least := self.options[whole(len(self.options))]) >= 1.0:
             least = as_float32(least)
             for _ in range(self.trials):
@@ -148,6 +151,18 @@ def _made_once(make: Callable[..., Any], convert: Callable[[Any], Any]) -> Calla
         return made if made is None else convert(made)
 
     return lambda *args: make(*args) if count_function_modes() else kept(torch.get_default_dtype(), *args)
+
+
+def forward(stock: Callable[..., Any], transform: Any, *inputs: Any) -> Any:
+    """For the `forward` of transforms of v2 when the only input is the handle of a tensor: nothing to flatten."""
+    is_alone = len(inputs) == 1 and type(inputs[0]) in HANDLES
+    is_plain = is_alone and type(transform)._needs_transform_list is Transform._needs_transform_list
+    if not is_plain or not check_type(inputs[0], transform._transformed_types):
+        return stock(transform, *inputs)
+    transform.check_inputs(list(inputs))
+    if isinstance(transform, _RandomApplyTransform) and torch.rand(1) >= transform.p:
+        return inputs[0]
+    return transform.transform(inputs[0], transform.make_params(list(inputs)))
 
 
 # --- dicts that are keyed by exact types

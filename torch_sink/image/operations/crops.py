@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -97,7 +96,7 @@ def crop(family: str, handle: Any, top: Any, left: Any, height: Any, width: Any,
     The result shares memory with the handle, unless the crop is a step inside of another operation (`is_seen=False`).
     """
     channels, old_height, old_width = handle.lazy_shape
-    if not all(map(isinstance, (top, left, height, width), repeat(int))):
+    if not {int, bool}.issuperset(map(type, (top, left, height, width))):
         return NotImplemented
     inside = top >= 0 and left >= 0 and top + height <= old_height and left + width <= old_width
     # What stock code makes of a box that ends above the image or left of it has another size than the box.

@@ -36,8 +36,7 @@ class _Image:
         self.lazy_source, self.lazy_ops, self.lazy_shape, self.lazy_dtype = source, ops, shape, dtype
 
     def record(self, op: Op, shape: Any = None, dtype: torch.dtype | None = None, is_view: bool = False) -> _Image:
-        ops = (*self.lazy_ops, op)
-        return _Image(self.lazy_source, ops, shape or self.lazy_shape, dtype or self.lazy_dtype)
+        return _Image(self.lazy_source, (*self.lazy_ops, op), shape or self.lazy_shape, dtype or self.lazy_dtype)
 
 
 class _Images:

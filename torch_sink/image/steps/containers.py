@@ -46,8 +46,6 @@ def run_all(transforms: Iterable[Any], image: Any) -> Any:
 class _Habit:
     """How often in a row a transform fell back to stock code, and what the report of fallbacks says of it."""
 
-    __slots__ = ("row", "times", "transform")
-
     def __init__(self, transform: Any) -> None:
         self.times, self.row = 0, ledger.latest
         key = id(transform)
