@@ -14,6 +14,7 @@ import torch_sink
 from image.cases import array_opener
 from image.check import run
 from torch_sink.image.handles.image import LazyImage, LazyPixels, lazy_image
+from torch_sink.image.steps.draws import two_wholes
 from torch_sink.image.transform_methods import (
     augmentation_space,
     resized_crop_v1,
@@ -63,6 +64,15 @@ def test_resized_crop_v2() -> None:
     images = [[torch.empty(3, height, width)] for height, width in SIZES]
     transforms = [v2.RandomResizedCrop(8, scale, ratio) for scale, ratio in SETTINGS]
     assert_equal_draws(draws(stand_in, transforms, images), draws(stock, transforms, images))
+
+
+def test_corners_of_crops() -> None:
+    def stock(rows: int, columns: int) -> list[int]:
+        return [int(torch.randint(0, end, size=(1,)).item()) for end in (rows, columns)]
+
+    rows, columns = (9, 1, 5, 3_000_000_000, 2, 33), (9, 1, 7, 3_000_000_000)
+    found = draws(lambda *ends: list(two_wholes(*ends)), rows, columns)
+    assert_equal_draws(found, draws(stock, rows, columns))
 
 
 @pytest.mark.parametrize("kind", [v1.RandAugment, v1.AutoAugment, v1.TrivialAugmentWide])

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torchvision import datasets
 from torchvision import transforms as v1
 
 import torch_sink
 from image.random_pipelines import same_value
+from torch_sink.image.decode.source import BytesSource
 from torch_sink.image.handles.array import ArrayImage
 from torch_sink.image.handles.tensor import LazyTensor
 
@@ -199,3 +201,29 @@ def test_views_of_one_image_are_sent_once() -> None:
         image = Image.fromarray(array())
         batch = torch.utils.data.default_collate([crop(image), crop(image)])
         assert len(batch.program.packed.contents.entries) == 1
+
+
+def _made(kind: Any, transform: Any) -> Any:
+    """One of torchvision's datasets, of made images."""
+    dataset, chance = kind.__new__(kind), np.random.default_rng(0)
+    shape = (8, 32, 32, 3) if kind is datasets.CIFAR10 else (8, 28, 28)
+    images = chance.integers(0, 256, shape, dtype=np.uint8)
+    dataset.data = images if kind is datasets.CIFAR10 else torch.from_numpy(images)
+    dataset.targets, dataset.transform, dataset.target_transform = torch.arange(8), transform, None
+    return dataset
+
+
+@pytest.mark.parametrize("kind", [datasets.CIFAR10, datasets.MNIST, datasets.FashionMNIST])
+def test_torchvisions_own_datasets_unpack_nothing(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = _made(kind, v1.Compose([v1.RandomCrop(28, padding=4), v1.RandomHorizontalFlip(), v1.ToTensor()]))
+    torch.manual_seed(3)
+    expected = [dataset[at] for at in range(8)]
+    with torch_sink.image_backend("device", device="meta"):
+        monkeypatch.setattr(ArrayImage, "_become_ordinary", lambda image: pytest.fail("it was unpacked"))
+        torch.manual_seed(3)
+        for at, (image, label) in enumerate(expected):
+            made, made_label = dataset[at]
+            assert type(made) is LazyTensor
+            assert type(made.lazy_source) is BytesSource
+            same_value(made._stock_type(made._replayed()), image)
+            assert made_label == label

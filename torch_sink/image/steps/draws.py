@@ -32,6 +32,7 @@ class _KeptRoom(threading.local):
             self.whole = torch.empty(1, dtype=torch.int64, device="cpu")
             self.real = torch.empty(1, dtype=torch.float32, device="cpu")
             self.two = torch.empty(2, dtype=torch.float32, device="cpu")
+            self.wholes = torch.empty(2, dtype=torch.int64, device="cpu")
 
 
 kept = _KeptRoom()
@@ -40,6 +41,11 @@ kept = _KeptRoom()
 def whole(end: int) -> int:
     """A whole number in [0, end)."""
     return kept.whole.random_(0, end).item()  # type: ignore[return-value]
+
+
+def two_wholes(end: int, other: int) -> Sequence[int]:
+    """A whole number in [0, end), then one in [0, other); one call draws both where these are equal."""
+    return kept.wholes.random_(0, end).tolist() if end == other else (whole(end), whole(other))
 
 
 def real(low: float, high: float) -> float:

@@ -21,12 +21,37 @@ from torch_sink.image.core.ops import Op, recorder
 from torch_sink.image.handles.image import LazyImage
 from torch_sink.image.operations.resize import FILTERS_BY_NAME
 from torch_sink.image.steps.draft import Draft
-from torch_sink.image.steps.draws import as_drawn, chance, is_probability, kept, log_ratio, real, resized_crop, whole
+from torch_sink.image.steps.draws import (
+    as_drawn,
+    chance,
+    is_probability,
+    kept,
+    log_ratio,
+    real,
+    resized_crop,
+    two_wholes,
+    whole,
+)
 from torch_sink.image.steps.registry import Functional, family_of, step
 
 # --- pads and crops
 
-_pad = Functional("pad", recorder("pil.pad"), v1="pad", v2="pad")
+_record_pad = recorder("pil.pad")
+
+
+@functools.lru_cache(maxsize=256)
+def _evenly(side: int, fill: int, channels: int) -> Op:
+    return Op("pil.pad", ((side,) * 4, (fill,) * 3 if channels == 3 else fill, "constant"))
+
+
+def _pad_image(draft: Draft, padding: Any, fill: Any = None, mode: Any = "constant") -> Any:
+    if not (type(padding) is type(fill) is int and padding >= 0 and mode == "constant"):
+        return _record_pad(draft, padding, fill, mode)
+    channels, height, width = draft.lazy_shape
+    return draft.record(_evenly(padding, fill, channels), shape=(channels, height + 2 * padding, width + 2 * padding))
+
+
+_pad = Functional("pad", _pad_image, v1="pad", v2="pad")
 _crop_tensor = Functional("crop", {}, v1="crop", v2="crop")
 
 
@@ -79,7 +104,7 @@ def _cropped_v1(crop: Any, draft: Draft) -> Any:
         padded = _pad.record("v1", draft, crop.padding, crop.fill, crop.padding_mode)
     if (room := _room(padded, crop.size)) is None:
         return NotImplemented
-    corner = (whole(room[0] + 1), whole(room[1] + 1)) if any(room) else (0, 0)
+    corner = two_wholes(room[0] + 1, room[1] + 1) if any(room) else (0, 0)
     return _crop("v1", padded, *corner, *crop.size)
 
 
