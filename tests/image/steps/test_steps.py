@@ -288,6 +288,28 @@ def test_erased_boxes(module: Any, value: Any, scale: Any) -> None:
     assert_equal_samples(module.Compose([*first, *erasings, to_float, *erasings]))
 
 
+@pytest.mark.parametrize(
+    "mean", [[[0.5], [0.5], [0.5]], [torch.tensor(0.5)] * 3, [0.5, 0.0, -0.0], [1, True, 0.5], "abc", [], [0.1]]
+)
+@pytest.mark.parametrize("first", [v1.ToTensor(), v2.ToImage()])
+def test_unusual_means(mean: Any, first: Any) -> None:
+    """Twice, since numbers that are equal may be of another type, or of another sign."""
+    module = v1 if type(first) is v1.ToTensor else v2
+    middle = [] if module is v1 else [v2.ToDtype(torch.float32, scale=True)]
+
+    def made(mean: Any) -> Any:
+        try:
+            return module.Compose([first, *middle, module.Normalize(mean, [0.5, 1, 0.25])])(photo())
+        except Exception as error:
+            return type(error), str(error)
+
+    means = [mean, [0.5, 0.0, 0.0], [1.0, 1, 0.5], mean]
+    expected = [made(each) for each in means]
+    with torch_sink.image_backend("device", device="cpu"):
+        for actual, stock in zip([made(each) for each in means], expected, strict=True):
+            same_value(actual, stock)
+
+
 @pytest.mark.parametrize("module", [v1, v2])
 def test_attributes_are_read_at_each_call(module: Any) -> None:
     transforms = _cifar(module)

@@ -230,13 +230,13 @@ def _flipped(flip: Any, draft: Draft) -> Any:
 
 _record_transform = recorder("Image.transform")
 _FILTERS = (Image.Resampling.NEAREST, Image.Resampling.BILINEAR, Image.Resampling.BICUBIC)
-_AFFINE, _PERSPECTIVE = int(Image.Transform.AFFINE), int(Image.Transform.PERSPECTIVE)
+_AFFINE = int(Image.Transform.AFFINE)
 # torchvision's own functions, and the same with the few matrices of automatic augmentations kept.
 _MATRICES = {"v1": F._get_inverse_affine_matrix, "v2": v2_geometry._get_inverse_affine_matrix}
 _KEPT_MATRICES = {family: functools.lru_cache(maxsize=4096)(matrix) for family, matrix in _MATRICES.items()}
 
 
-def _warped(draft: Draft, method: int, data: Sequence[float], fill: Any, interpolation: Any) -> Any:
+def warped(draft: Draft, method: int, data: Sequence[float], fill: Any, interpolation: Any) -> Any:
     """Records `Image.transform` of a whole Pillow image."""
     channels, height, width = draft.lazy_shape
     color = fill if type(fill) is int else color_of(fill, channels)
@@ -258,7 +258,7 @@ def _affine_image(
 ) -> Any:  # fmt: skip
     _, height, width = draft.lazy_shape
     middle = (width * 0.5, height * 0.5) if center is None else tuple(center)
-    return _warped(draft, _AFFINE, matrices(middle, angle, tuple(translate), scale, tuple(shear)), fill, interpolation)
+    return warped(draft, _AFFINE, matrices(middle, angle, tuple(translate), scale, tuple(shear)), fill, interpolation)
 
 
 def _rotate_image(draft: Draft, angle: float, interpolation: Any, expand: Any, center: Any, fill: Any) -> Any:
@@ -267,15 +267,11 @@ def _rotate_image(draft: Draft, angle: float, interpolation: Any, expand: Any, c
         turn, x, y = -math.radians(angle % 360.0), width / 2, height / 2
         cos, sin = round(math.cos(turn), 15), round(math.sin(turn), 15)
         matrix = cos, sin, cos * -x + sin * -y + 0.0 + x, -sin, cos, -sin * -x + cos * -y + 0.0 + y
-        return _warped(draft, _AFFINE, matrix, fill, interpolation)
+        return warped(draft, _AFFINE, matrix, fill, interpolation)
     color, resample = color_of(fill, draft.lazy_shape[0]), FILTERS_BY_NAME.get(interpolation)
     if color is None or resample is None:
         return NotImplemented
     return Image.Image.rotate(draft, angle, resample, expand, center, None, color)  # type: ignore[arg-type]
-
-
-def _perspective_image(draft: Draft, start: Any, end: Any, interpolation: Any, fill: Any, values: Any = None) -> Any:
-    return _warped(draft, _PERSPECTIVE, values or F._get_perspective_coeffs(start, end), fill, interpolation)
 
 
 affine, _affine_drawn = (
@@ -283,7 +279,6 @@ affine, _affine_drawn = (
     for by in (_KEPT_MATRICES, _MATRICES)
 )
 rotate = Functional("rotate", _rotate_image, v2="rotate")
-_perspective = Functional("perspective", _perspective_image, v2="perspective")
 
 
 def fill_of_warp(transform: Any, draft: Draft) -> Any:
@@ -318,17 +313,3 @@ def _moved(moves: Any, draft: Draft) -> Any:
     draft.moves = {"angle": angle, "translate": tuple(shift), "scale": scale, "shear": tuple(shear)}
     arguments = angle, shift, scale, shear, moves.interpolation, fill, moves.center
     return _affine_drawn(family_of(moves), draft, *arguments)
-
-
-@step(v1.RandomPerspective, v2.RandomPerspective, calls="perspective get_dimensions get_size", takes_samples=True)
-def _seen_from_aside(perspective: Any, draft: Draft) -> Any:
-    if (fill := fill_of_warp(perspective, draft)) is NotImplemented or not is_probability(perspective.p):
-        return NotImplemented
-    if chance() >= as_drawn(perspective.p):
-        return draft
-    mode = perspective.interpolation
-    if family_of(perspective) == "v1":
-        points = perspective.get_params(*draft.size, perspective.distortion_scale)
-        return _perspective("v1", draft, *points, mode, fill)
-    draft.moves = perspective.make_params([sized(draft)])
-    return _perspective("v2", draft, None, None, mode, fill, draft.moves["coefficients"])

@@ -1,13 +1,15 @@
-"""Conversions, normalization, colors, blur, and what else torchvision makes on tensors."""
+"""Conversions, normalization, colors, blur and deformations."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
+from PIL import Image
 from torchvision.transforms import InterpolationMode as Mode
 from torchvision.transforms import functional as F
 from torchvision.transforms import transforms as v1
@@ -18,7 +20,7 @@ from torch_sink.image.handles.image import LazyImage
 from torch_sink.image.handles.tensor import LazyTensor, LazyTVImage
 from torch_sink.image.steps.draft import Draft, draft_of
 from torch_sink.image.steps.draws import as_drawn, chance, exponential, is_probability, log_ratio, real, whole
-from torch_sink.image.steps.moves import fill_of_warp, sized
+from torch_sink.image.steps.moves import fill_of_warp, sized, warped
 from torch_sink.image.steps.registry import Functional, family_of, step
 
 # --- conversions
@@ -86,9 +88,10 @@ def _normalized(normalize: Any, draft: Draft) -> Any:
     mean, std = normalize.mean, normalize.std
     are_plain = type(mean) in (tuple, list) and type(std) in (tuple, list) and not normalize.inplace
     if are_plain and draft.lazy_dtype is torch.float32 and draft.kind is _OWN_TENSORS[family_of(normalize)]:
-        op = _normalization(family_of(normalize), draft.lazy_shape[0], len(mean), *mean, *std)
-        if op is not None:
-            return Draft(draft.origin, (*draft.ops, op), draft.lazy_shape, draft.kind, draft.lazy_dtype)
+        with suppress(TypeError):  # of lists, which have no hash
+            op = _normalization(family_of(normalize), draft.lazy_shape[0], len(mean), *mean, *std)
+            if op is not None:
+                return Draft(draft.origin, (*draft.ops, op), draft.lazy_shape, draft.kind, draft.lazy_dtype)
     return _normalize.record(family_of(normalize), draft, normalize.mean, normalize.std, normalize.inplace)
 
 
@@ -135,7 +138,7 @@ def _toned_at_random(transform: Any, draft: Draft) -> Any:
     return made if chance() < as_drawn(transform.p) else draft
 
 
-# --- what torchvision turns Pillow images into tensors for, and back
+# --- blur and deformations
 
 
 def _through_tensor(record: Any, draft: Draft, *args: Any) -> Any:
@@ -157,6 +160,28 @@ _elastic = _by_family("elastic_transform", v1="elastic_transform", v2="elastic")
 def _blurred(blur: Any, draft: Draft) -> Any:
     sigma = real(*blur.sigma)
     return _blur(family_of(blur), draft, blur.kernel_size, [sigma, sigma])
+
+
+def _perspective_image(draft: Draft, start: Any, end: Any, interpolation: Any, fill: Any, values: Any = None) -> Any:
+    values = values or F._get_perspective_coeffs(start, end)
+    return warped(draft, Image.Transform.PERSPECTIVE, values, fill, interpolation)
+
+
+_perspective = Functional("perspective", _perspective_image, v2="perspective")
+
+
+@step(v1.RandomPerspective, v2.RandomPerspective, calls="perspective get_dimensions get_size", takes_samples=True)
+def _seen_from_aside(perspective: Any, draft: Draft) -> Any:
+    if (fill := fill_of_warp(perspective, draft)) is NotImplemented or not is_probability(perspective.p):
+        return NotImplemented
+    if chance() >= as_drawn(perspective.p):
+        return draft
+    mode = perspective.interpolation
+    if family_of(perspective) == "v1":
+        points = perspective.get_params(*draft.size, perspective.distortion_scale)
+        return _perspective("v1", draft, *points, mode, fill)
+    draft.moves = perspective.make_params([sized(draft)])
+    return _perspective("v2", draft, None, None, mode, fill, draft.moves["coefficients"])
 
 
 @step(v1.ElasticTransform, v2.ElasticTransform, calls=_CALLED_THERE, takes_samples=True)
