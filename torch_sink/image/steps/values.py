@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -88,10 +87,12 @@ def _normalized(normalize: Any, draft: Draft) -> Any:
     mean, std = normalize.mean, normalize.std
     are_plain = type(mean) in (tuple, list) and type(std) in (tuple, list) and not normalize.inplace
     if are_plain and draft.lazy_dtype is torch.float32 and draft.kind is _OWN_TENSORS[family_of(normalize)]:
-        with suppress(TypeError):  # of lists, which have no hash
+        try:
             op = _normalization(family_of(normalize), draft.lazy_shape[0], len(mean), *mean, *std)
-            if op is not None:
-                return Draft(draft.origin, (*draft.ops, op), draft.lazy_shape, draft.kind, draft.lazy_dtype)
+        except TypeError:  # lists have no hash
+            op = None
+        if op is not None:
+            return Draft(draft.origin, (*draft.ops, op), draft.lazy_shape, draft.kind, draft.lazy_dtype)
     return _normalize.record(family_of(normalize), draft, normalize.mean, normalize.std, normalize.inplace)
 
 
