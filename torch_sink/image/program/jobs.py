@@ -73,7 +73,7 @@ def plan_image(size: tuple[int, int], channels: int, calls: tuple[Op, ...]) -> I
     key = size, channels, calls
     plan = _kept.get(key)
     if plan is None:
-        plan = _Planner(size).plan(lower(size, channels, calls), calls)
+        plan = _Planner(size, lower(size, channels, calls), calls).plan
         if not plan.arguments:  # the cache would keep these tensors alive
             if len(_kept) >= _MOST_KEPT:
                 _kept.clear()
@@ -90,9 +90,11 @@ class _Planner:
 
     Args:
         size: width and height of the decoded image.
+        lowered: the image, lowered from its calls.
+        calls: recorded on it.
     """
 
-    def __init__(self, size: tuple[int, int]) -> None:
+    def __init__(self, size: tuple[int, int], lowered: LoweredImage, calls: tuple[Op, ...]) -> None:
         self._size = size[1], size[0]
         self._atoms = bytearray(ATOM_BYTES)
         self._stages = self._runs = b""
@@ -101,13 +103,10 @@ class _Planner:
         self._tables: list[tuple[int, int, tuple[np.ndarray, ...]]] = []
         self._resizes: list[tuple[int, ResizeWeights]] = []
         self._branches: list[int] = []
-
-    def plan(self, lowered: LoweredImage, calls: tuple[Op, ...]) -> ImagePlan:
-        """The plan of the image, lowered from its calls."""
         _, launches = self._add(lowered, (-1, whole_view(self._size)), 0, lowered.channels)
         counts = len(self._atoms) // ATOM_BYTES - 1, self._jobs, len(self._runs) // _RUN.size, launches
         arguments = [argument for op in calls for argument in op.args if type(argument) is TensorArgument]
-        return ImagePlan(
+        self.plan = ImagePlan(
             calls, counts, bytes(self._atoms[ATOM_BYTES:]), self._stages, self._runs, self._needed, self._tables,
             self._resizes, self._branches, arguments,
         )  # fmt: skip
@@ -132,7 +131,7 @@ class _Planner:
         for at, weights in lowered.weights.items():
             self._resizes.append((first + at, weights))
         job, view = read
-        view, leading = view_through(view, lowered, codes, self._atoms, first)
+        view, leading = view_through(view, codes, self._atoms, first)
         read, run = (job, view), structure_of(codes, leading)
         if job >= 0 and _begins_with_statistic(lowered):
             run = structure(run[0][1:])  # the input of a statistic lies in the workspace already

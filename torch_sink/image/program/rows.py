@@ -43,7 +43,7 @@ class Rows:
     def __init__(self, plans: Sequence[ImagePlan], sources: Sequence[int], results: Sequence[int]) -> None:
         counts = np.array([plan.counts for plan in plans])
         first_atoms, first_jobs = (counts.cumsum(axis=0) - counts)[:, :2].T
-        lowered = _joined([bytes(ATOM_BYTES), *(plan.atoms for plan in plans)], np.int32, ATOM_COLUMNS)
+        lowered = _joined([bytes(ATOM_BYTES), *[plan.atoms for plan in plans]], np.int32, ATOM_COLUMNS)
         atoms, atom_sizes = np.ascontiguousarray(lowered[:, :OUTPUT_HEIGHT]), lowered[:, OUTPUT_HEIGHT:]
         tables = Tables(plans, first_atoms.tolist(), atoms)
         runs = _joined([plan.runs for plan in plans], np.int64, run_column.RUN_COLUMNS)
@@ -76,7 +76,8 @@ class Rows:
         value_bytes = np.where(stage.target_kind == rows.FLOATS, _FLOAT_BYTES, 1)
         plane = height * width
         taken = aligned(3 * plane * value_bytes) * ~is_result
-        target = np.stack([(taken.cumsum() - taken) // value_bytes, width, np.ones_like(width), plane], axis=1)
+        target = np.ones((len(stages), 4), np.int64)
+        target[:, 0], target[:, 1], target[:, 3] = (taken.cumsum() - taken) // value_bytes, width, plane
         target[is_result] = _OF_IMAGE
         source = target[read]
         source[reads] = _OF_IMAGE

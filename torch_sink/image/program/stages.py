@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from torch_sink.image.core.lowering import ATOM_BYTES, KIND_MASK, MIXED, LoweredImage
+from torch_sink.image.core.lowering import ATOM, ATOM_BYTES, KIND_MASK, MIXED
 from torch_sink.triton_kernels import rows
 from torch_sink.triton_kernels.rows import Kind
 
@@ -154,17 +154,14 @@ def whole_view(size: tuple[int, int]) -> View:
     return View((1, 0, 0, width), (1, 0, 0, height), size)
 
 
-def view_through(
-    view: View, lowered: LoweredImage, codes: tuple[int, ...], atoms: bytearray, begin: int
-) -> tuple[View, int]:
+def view_through(view: View, codes: tuple[int, ...], atoms: bytearray, begin: int) -> tuple[View, int]:
     """Joins the first maps of an image to a view; returns the new view, and how many maps it took in.
 
     It takes in a map that leaves the image only where a head follows: elsewhere the tail fills at less cost.
 
     Args:
         view: the view that the image, or a branch of it, begins with.
-        lowered: atoms of the image or branch.
-        codes: their codes.
+        codes: of the atoms of the image or branch.
         atoms: rows of the whole image's atoms; row 0 is none.
         begin: the row of the first atom.
     """
@@ -173,7 +170,7 @@ def view_through(
         return view, 0
     x, y, size, fill = view
     for at in range(maps):
-        kind, left, top, old_width, old_height, *_, height, width = lowered.atom(at)
+        kind, left, top, old_width, old_height, *_, height, width = ATOM.unpack_from(atoms, ATOM_BYTES * (begin + at))
         if kind == _FLIP:
             x = _flipped(x, old_width) if left else x
             y = _flipped(y, old_height) if top else y
@@ -183,7 +180,8 @@ def view_through(
                 if not may_leave or (fill and _fill_of(atoms, fill) != _fill_of(atoms, row)):
                     return View(x, y, size, fill), at
                 fill = row
-            x, y = shifted(x, left, old_width), shifted(y, top, old_height)
+            x = x[0], x[1] + x[0] * left, max(x[2], 0) - left, min(x[3], old_width) - left
+            y = y[0], y[1] + y[0] * top, max(y[2], 0) - top, min(y[3], old_height) - top
         else:
             return View(x, y, size, fill), at
         size = height, width
@@ -204,12 +202,6 @@ def _beginning(codes: tuple[int, ...]) -> tuple[int, bool]:
     kinds = tuple(map(_kind, codes))
     maps = next((at for at, kind in enumerate(kinds) if kind.role != "map"), len(kinds))
     return maps, _begins_with_gather(kinds[maps + (kinds[maps : maps + 1] == (Kind.VALUES,)) :])
-
-
-def shifted(axis: Axis, by: int, size: int) -> Axis:
-    """An axis of `size` positions after a shift."""
-    step, offset, begin, end = axis
-    return step, offset + step * by, (begin if begin > 0 else 0) - by, (end if end < size else size) - by
 
 
 def _flipped(axis: Axis, size: int) -> Axis:
