@@ -48,7 +48,7 @@ from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
 from torch_sink.image.operations import RECORDERS
 from torch_sink.image.run.collate import collate_handles
 from torch_sink.image.run.stack import EACH_ALONE, LazyStack
-from torch_sink.image.stand_ins import around
+from torch_sink.image.stand_ins import around, before
 from torch_sink.image.steps import augment, containers, registry, values  # noqa: F401  they fill the registry
 
 # One replaced place: its owner (a module, a class or a dict), the attribute or key, and stock object -> stand-in.
@@ -76,9 +76,9 @@ def _rows() -> Iterator[Row]:
     for name, call in OPERATORS.items():
         if hasattr(torch.ops.image, name):  # as far as this build of torchvision has it; puts it where a row finds it
             yield torch.ops.image, name, functools.partial(Operator, call=call)
-    yield tv_tensors, "wrap", around(stand_ins.wrap)
-    yield tv_tensors.Image, "__new__", around(stand_ins.new_image)
-    yield tv_tensors.Mask, "__new__", around(stand_ins.new_mask)
+    yield tv_tensors, "wrap", before(stand_ins.wrap)
+    yield tv_tensors.Image, "__new__", before(stand_ins.new_image)
+    yield tv_tensors.Mask, "__new__", before(stand_ins.new_mask)
 
     for name in vars(_functional_pil):
         if f"pil.{name}" in RECORDERS:
@@ -111,7 +111,7 @@ def _rows() -> Iterator[Row]:
     for module in (functional, _augment, _color, _geometry, _meta, _misc):
         yield module, "_log_api_usage_once", functools.cache  # which of a function does nothing twice
     for module in (v2_transform, _augment, _color, _geometry, _meta, _misc):
-        yield module, "_get_kernel", around(transform_methods.get_kernel)
+        yield module, "_get_kernel", before(transform_methods.get_kernel)
     for kind in (autoaugment.AutoAugment, autoaugment.RandAugment, autoaugment.TrivialAugmentWide):
         yield kind, "_augmentation_space", transform_methods.augmentation_space
     for kind in (v2.RandAugment, v2.TrivialAugmentWide, v2.AutoAugment):
@@ -121,7 +121,7 @@ def _rows() -> Iterator[Row]:
     for kind in (v2.MixUp, v2.CutMix):
         yield kind, "transform", around(stand_ins.mix)
     for module in (v2_auto_augment, v2_geometry, v2_utils):
-        yield module, "_get_fill", around(transform_methods.get_fill)
+        yield module, "_get_fill", before(transform_methods.get_fill)
     yield v2.ToDtype, "transform", around(transform_methods.to_dtype)
     for kind in (v2_transform.Transform, v2_transform._RandomApplyTransform):
         yield kind, "forward", around(transform_methods.forward)

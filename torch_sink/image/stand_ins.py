@@ -18,7 +18,7 @@ from PIL import Image
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from torch_sink.image.core.fallback import executing, is_executing, report_fallback
+from torch_sink.image.core.fallback import MUTED, executing, report_fallback
 from torch_sink.image.core.ops import Op, Recorder
 from torch_sink.image.handles.image import lazy_image
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
@@ -34,14 +34,12 @@ Make = Callable[[Stock], Stock]
 def around(function: Stock) -> Make:
     """Makes a stand-in that calls `function` with the stock function, and with its own arguments behind it."""
 
-    def make(stock: Stock) -> Stock:
-        @functools.wraps(stock)
-        def stand_in(*args: Any, **kwargs: Any) -> Any:
-            return function(stock, *args, **kwargs)
+    return lambda stock: functools.wraps(stock)(lambda *args, **kwargs: function(stock, *args, **kwargs))
 
-        return stand_in
 
-    return make
+def before(function: Stock) -> Make:
+    """As `around`, for functions of modules that are called often: the stand-in takes no call of its own."""
+    return lambda stock: functools.update_wrapper(functools.partial(function, stock), stock)  # type: ignore[return-value]
 
 
 # --- Pillow images
@@ -72,7 +70,7 @@ def _on_image(recorder: Recorder, palettes: bool, by_methods: bool = False) -> M
                 if first not in kwargs:
                     return stock(**kwargs)  # raises its own error
                 image = kwargs.pop(first)
-            if type(image) is Image.Image and is_executing():
+            if type(image) is Image.Image and MUTED.depth:
                 return stock(image, *args, **kwargs)
             is_pillow = isinstance(image, Image.Image)
             is_handle = isinstance(image, HANDLES) and image.is_recording
@@ -210,7 +208,7 @@ def wrap(stock: Stock, wrappee: Any, *, like: Any, **kwargs: Any) -> Any:
 
 def new_image(stock: Stock, cls: Any, data: Any, **kwargs: Any) -> Any:
     """For `tv_tensors.Image.__new__`: of a Pillow image or a handle it makes a handle, in target of a view."""
-    if cls is tv_tensors.Image and not any(kwargs.values()):
+    if cls is tv_tensors.Image and not (kwargs and any(kwargs.values())):
         if isinstance(data, Image.Image):
             data = v2.functional.pil_to_tensor(data)
         if isinstance(data, HANDLES) and data.is_recording:

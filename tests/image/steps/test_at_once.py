@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms as v1
+from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import functional as F
 from torchvision.transforms import v2
@@ -208,6 +210,51 @@ def test_files_wait_for_the_policy_of_their_batch(tmp_path: Path, workers: int) 
     torch.manual_seed(3)
     ((expected, _),) = DataLoader(ImageFolder(str(tmp_path), transform), **options)
     assert_same_bits(images, expected)
+
+
+class Detection(Dataset[Any]):
+    """Images in memory with boxes and a mask, as dicts or pairs."""
+
+    def __init__(self, transform: Callable[..., Any], is_pair: bool) -> None:
+        self.transform, self.is_pair = transform, is_pair
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        image = photo(index, (40, 36))
+        boxes = tv_tensors.BoundingBoxes([[3, 4, 20, 30]], format="XYXY", canvas_size=(36, 40))  # type: ignore[call-overload]
+        mask = tv_tensors.Mask(torch.full((1, 36, 40), index, dtype=torch.uint8))
+        if self.is_pair:
+            return self.transform(image, {"boxes": boxes, "mask": mask})
+        return self.transform({"image": image, "boxes": boxes, "mask": mask, "name": str(index)})
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("is_pair", [False, True])
+@pytest.mark.parametrize("is_float", [False, True])
+def test_samples_with_boxes_and_masks(workers: int, is_pair: bool, is_float: bool) -> None:
+    to_float = (
+        [v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5], [0.2])] if is_float else [v2.ToDtype(torch.float64)]
+    )
+    transform = v2.Compose(
+        [v2.RandomZoomOut(), v2.RandomHorizontalFlip(), v2.ToImage(), *to_float, v2.Resize((20, 24))]
+    )
+    options: dict[str, Any] = {"batch_size": 20, "num_workers": workers}
+    options["multiprocessing_context"] = "fork" if workers else None
+    loader = DataLoader(Detection(transform, is_pair), **options)
+    torch.manual_seed(4)
+    expected = list(loader)
+    with torch_sink.image_backend("device", device="cpu"):
+        torch.manual_seed(4)
+        made = list(loader)
+        counts = list(torch_sink.fallback_report().counts.values())
+    assert counts == ([] if is_float else [40])
+    for actual, stock in zip(tree_leaves(made), tree_leaves(expected), strict=True):
+        if isinstance(stock, torch.Tensor):
+            assert_same_bits(actual, stock)
+        else:
+            assert actual == stock
 
 
 # --- what it costs

@@ -28,7 +28,6 @@ from torch_sink.image.handles.tensor import HANDLES
 # Types whose objects lead to everything in the process.
 _NOT_ENTERED = (type, ModuleType, GeneratorType, CoroutineType, FrameType, torch.Tensor)
 
-
 # By id, loaders of which a pass has begun; and those without workers that keep no images after a pass.
 _begun: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _keep_none: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()

@@ -29,7 +29,8 @@ def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
         return collate_tensor_fn(handles)
     active = settings.settled()
     at_once = active is None or active.executes_at_once
-    if at_once and not set(map(type, handles)) <= {*HANDLES} and not any(map(_is_file, handles)):
+    is_mixed, files = at_once and not set(map(type, handles)) <= {*HANDLES}, (EncodedSource, BrokenSource)
+    if is_mixed and not any(isinstance(getattr(item, "lazy_source", None), files) for item in handles):
         return collate_tensor_fn([item.materialize() if isinstance(item, HANDLES) else item for item in handles])
     items = [_packable(item, at_once) for item in handles]
     shape, dtype = items[0].lazy_shape, items[0].lazy_dtype
@@ -48,8 +49,7 @@ def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
     full_shape = (len(items), *shape)
     if at_once:
         uses.note_batch()
-        # A stack that a program makes for one sample is not sent.
-        is_sent = uses.is_collating
+        is_sent = uses.is_collating  # not a stack that a program makes for one sample
         out = collated_tensor(full_shape, dtype) if is_sent else torch.empty(full_shape, dtype=dtype, device="cpu")
         try:
             run_on_cpu(decoded_once(items), out)
@@ -60,10 +60,6 @@ def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
                 item.lazy_was_collated = True
             return out
     return lazy_batch(items, "cpu") if active is None else lazy_batch(items, active.device, active.interpreted)
-
-
-def _is_file(item: torch.Tensor) -> bool:
-    return isinstance(getattr(item, "lazy_source", None), (EncodedSource, BrokenSource))
 
 
 def lazy_batch(items: Sequence[Any], destination: str, interpreted: bool = False) -> LazyBatch:

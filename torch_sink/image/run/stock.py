@@ -76,9 +76,8 @@ def run_on_cpu(images: Iterable[tuple[Source, tuple[Op, ...]]], out: torch.Tenso
         begin = 0
         for (last_calls, *_), group in itertools.groupby(enumerate(itertools.starmap(_begun, images)), alike):
             pixels = [each for _, (each, _) in group]
-            end = begin + len(pixels)
-            _finish(pixels, last_calls, out[begin:end])
-            begin = end
+            _finish(pixels, last_calls, out[begin : begin + len(pixels)])
+            begin += len(pixels)
 
 
 def _begun(source: Source, ops: tuple[Op, ...]) -> tuple[Any, tuple[Op, ...]]:

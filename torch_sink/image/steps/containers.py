@@ -16,7 +16,7 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from torch_sink.image.core import settings
-from torch_sink.image.core.fallback import MUTED, executing, is_executing, ledger
+from torch_sink.image.core.fallback import MUTED, executing, ledger
 from torch_sink.image.core.ops import VALUE_CALLS
 from torch_sink.image.decode.source import PixelSource
 from torch_sink.image.handles.array import ORDINARY
@@ -98,15 +98,7 @@ def _called(transform: Any, draft: Draft) -> Any:
 
 
 class _Samples:
-    """What one transform has made of images in memory without a device.
-
-    Attributes:
-        count: how many samples.
-        rows: what the report of fallbacks says of the latest that were recorded.
-        waits: a batch gains by recording: it converts or normalizes many images as a whole.
-    """
-
-    __slots__ = ("count", "rows", "transform", "waits")
+    """How many samples a transform made in memory; what the report says of the latest recorded ones; if those wait."""
 
     def __init__(self, transform: Any) -> None:
         key = id(transform)
@@ -114,13 +106,14 @@ class _Samples:
         self.count, self.waits = 0, False
         self.rows: deque[list[tuple[str, ...]]] = deque(maxlen=_IN_A_ROW)
 
-    def recorded(self, record: Callable[..., Any], stock: Callable[..., Any], transform: Any, image: Any) -> Any:
+    def recorded(self, record: Callable[..., Any], stock: Callable[..., Any], transform: Any, *inputs: Any) -> Any:
         """What `record` makes of a sample; notes what the report says of it."""
         before = ledger.counts.copy()
-        made = record(stock, transform, image)
+        made = record(stock, transform, *inputs)
         self.rows.append(list((ledger.counts - before).elements()))
-        waits = type(made) in HANDLES and made.is_recording and made.lazy_dtype.is_floating_point
-        self.waits = waits and made.lazy_ops[-1].name in VALUE_CALLS and not self.rows[-1] and _has_steps(transform)
+        floats = [x for x in _leaves(made) if type(x) in HANDLES and x.is_recording and x.lazy_dtype.is_floating_point]
+        waiting = any(each.lazy_ops[-1].name in VALUE_CALLS for each in floats)
+        self.waits = waiting and not self.rows[-1] and _has_steps(transform)
         return made
 
 
@@ -130,9 +123,9 @@ _samples: dict[int, _Samples] = {}  # by `id` of their transform
 def sampled(record: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Makes stand-ins for methods that transform: `record` gets the stock method first, and records for a device.
 
-    Without a device, recording an image in memory only tells what a device would do, unless a batch gains by it. It is
-    done for the first samples and then at times, and for all with `strict`. The others are made in stock code; for each
-    of them the report counts what it said of one that was recorded.
+    Without a device, recording an image in memory only tells what a device would do, unless it waits for its batch,
+    which converts and normalizes many as a whole. It is done for the first samples and then at times, and for all with
+    `strict`. The others are made in stock code; for each of them the report counts what it said of a recorded one.
     """
 
     def make(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -140,8 +133,7 @@ def sampled(record: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callab
         def stand_in(transform: Any, *inputs: Any, **kwargs: Any) -> Any:
             active = settings.active
             is_here = active is not None and active.device == "cpu" and not (active.interpreted or ledger.strict)
-            is_one = is_here and len(inputs) == 1 and (type(inputs[0]) is Image.Image or _is_in_memory(inputs[0]))
-            if not is_one or is_executing():
+            if not is_here or MUTED.depth or not _are_in_memory(inputs):
                 return record(stock, transform, *inputs, **kwargs)
             samples = _samples.get(id(transform))
             if samples is None:
@@ -152,8 +144,9 @@ def sampled(record: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callab
             if samples.waits:
                 return record(stock, transform, *inputs)
             with MUTED:
-                if type(inputs[0]) is LazyImage:
-                    inputs[0].load()  # an ordinary image from now on
+                for image in _leaves(inputs) if type(inputs[0]) is not Image.Image else ():
+                    if type(image) is LazyImage:
+                        image.load()  # an ordinary image from now on
                 made = stock(transform, *inputs)
             for row in samples.rows[count % len(samples.rows)]:
                 ledger.add(*row)
@@ -164,8 +157,19 @@ def sampled(record: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callab
     return make
 
 
-def _is_in_memory(image: Any) -> bool:
-    return type(image) is LazyImage and type(vars(image).get("lazy_source")) is PixelSource
+def _leaves(inputs: Any) -> Iterable[Any]:
+    """What a sample, or the inputs of a transform, hold; not what containers inside of them do."""
+    value = inputs[0] if type(inputs) is tuple and len(inputs) == 1 else inputs
+    return value.values() if type(value) is dict else value if type(value) in (tuple, list) else (value,)
+
+
+def _are_in_memory(inputs: tuple[Any, ...]) -> bool:
+    """True where there are images, and all of them have pixels."""
+    if len(inputs) == 1 and type(inputs[0]) is Image.Image:
+        return True
+    images = [leaf for leaf in _leaves(inputs) if isinstance(leaf, (Image.Image, *HANDLES))]
+    kinds = {type(vars(each).get("lazy_source") if type(each) is LazyImage else each) for each in images}
+    return bool(kinds) and kinds <= {Image.Image, PixelSource}
 
 
 def _has_steps(transform: Any) -> bool:
