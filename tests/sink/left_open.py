@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -36,6 +37,25 @@ class Images:
 
     def __getitem__(self, index: int) -> Any:
         return self.transform(Image.new("RGB", (12, 10), (index, 0, 0))), index % 2
+
+
+class Slow:
+    """Numbers; all but the first keep the thread that pickles them inside of torch for a while."""
+
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> Slow:
+        return Slow(index)
+
+    def __reduce__(self) -> Any:
+        end = time.monotonic() + (0.3 if self.number else 0)
+        while time.monotonic() < end:
+            torch.ones(500, 500) @ torch.ones(500, 500)
+        return Slow, (self.number,)
 
 
 def numbers(workers: int = 2, samples: int = 400, **options: Any) -> DataLoader:
@@ -119,7 +139,7 @@ STATES: dict[str, Callable[[], list[Any]]] = {
     "images of workers": lambda: on_images(num_workers=2),
     "timeline": in_a_timeline,
     "loop": of_a_loop,
-    "spawn": lambda: begun(numbers(1, multiprocessing_context="spawn")),
+    "spawn": lambda: begun(DataLoader(Slow(), None, num_workers=1, multiprocessing_context="spawn")),
     "forkserver": lambda: begun(numbers(1, multiprocessing_context="forkserver")),
 }
 

@@ -7,7 +7,9 @@ gone, the attribute is the original object again.
 
 from __future__ import annotations
 
+import atexit
 import importlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -138,4 +140,16 @@ class WorkerLoop:
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Run the stand-in or the stock loop below, in the worker."""
+        atexit.register(wait_for_senders)
         return (self.below or self.stock())(*args, **kwargs)
+
+
+def wait_for_senders() -> None:
+    """Waits, for a second at most, for the threads that send a spawned data worker's batches; called at its exit.
+
+    torch's worker loop leaves them running. One that is inside of torch when the interpreter has ended would abort the
+    process: "terminate called without an active exception". Forked workers exit without an end of the interpreter.
+    """
+    for thread in threading.enumerate():
+        if thread.name == "QueueFeederThread":
+            thread.join(1)

@@ -6,6 +6,7 @@ it makes, and sends an error in the place of what cannot be sent.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import multiprocessing
 import multiprocessing.queues
@@ -18,6 +19,7 @@ import torch.multiprocessing
 from torch._utils import ExceptionWrapper
 from torch.utils.data import _utils, get_worker_info
 
+from torch_sink.common.patches import wait_for_senders
 from torch_sink.common.random_state import RandomState, global_random_state, set_global_random_state
 from torch_sink.damage.loaders import guard_worker
 from torch_sink.errors import SinkError
@@ -97,6 +99,7 @@ class WorkerInit:
 
     def __call__(self, worker: int) -> None:
         threading.Thread(target=_leave_with_parent, name="torch_sink-parent", daemon=True).start()
+        atexit.register(wait_for_senders)
         guard_worker(self.policy)
         if self.init is not None:
             self.init(worker)
