@@ -40,7 +40,7 @@ from torch_sink.image.core import settings, uses
 from torch_sink.image.core.fallback import executing, ledger
 from torch_sink.image.core.settings import Settings
 from torch_sink.image.handles import augmix
-from torch_sink.image.handles.array import from_array, from_buffer
+from torch_sink.image.handles.array import ArrayImage, from_array, from_buffer
 from torch_sink.image.handles.file import OPERATORS, Operator, jpeg_factory, or_placeholder, pil_loader
 from torch_sink.image.handles.image import LazyPixels
 from torch_sink.image.handles.kept import keep_images_of
@@ -102,7 +102,7 @@ def _rows() -> Iterator[Row]:
     yield transforms.Compose, "__call__", containers.sampled(containers.compose_v1)
     yield v2.Compose, "forward", containers.sampled(containers.compose_v2)
     yield transforms.RandomResizedCrop, "get_params", transform_methods.resized_crop_v1
-    yield v2.RandomResizedCrop, "make_params", transform_methods.resized_crop_v2
+    yield v2.RandomResizedCrop, "make_params", around(transform_methods.resized_crop_v2)
     yield v2.RandomIoUCrop, "make_params", transform_methods.iou_crop
     for kind in (transforms.RandomHorizontalFlip, transforms.RandomVerticalFlip, transforms.ColorJitter):
         yield kind, "forward", containers.sampled(containers.alone)
@@ -285,7 +285,7 @@ def install(wanted: Settings) -> None:
         raise
     registry.learn()
     loaders.set_backend(True)
-    settings.active = wanted
+    settings.active, ArrayImage.unused = wanted, 0
 
 
 def _fill_places() -> None:

@@ -27,8 +27,6 @@ from torch_sink.image.handles.image import LazyImage
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
 from torch_sink.image.steps.draws import Room, as_float32, log_ratio, resized_crop, two_chances, whole
 
-_HANDLE_TYPES = (LazyImage, *HANDLES)
-
 
 def get_kernel(stock: Callable[..., Any], functional: Any, input_type: Any, **kwargs: Any) -> Any:
     """For `_get_kernel` of `transforms.v2`, whose error lists the types in a registry: torchvision's own."""
@@ -45,22 +43,17 @@ def resized_crop_v1(stock: Callable[..., Any]) -> Any:
 
     def get_params(img: Any, scale: Any, ratio: Any) -> tuple[int, int, int, int]:
         _, height, width = F.get_dimensions(img)
-        logs = log_ratio(tuple(ratio), torch.get_default_dtype())
-        return resized_crop(height, width, scale, ratio, logs, Room())
+        return resized_crop(height, width, scale, ratio, log_ratio(tuple(ratio), torch.get_default_dtype()), Room())
 
     return staticmethod(get_params)
 
 
-def resized_crop_v2(stock: Callable[..., Any]) -> Any:
-    """Stand-in for `v2.RandomResizedCrop.make_params`."""
-
-    def make_params(self: Any, flat_inputs: list[Any]) -> dict[str, Any]:
-        is_alone = len(flat_inputs) == 1 and type(flat_inputs[0]) in HANDLES
-        height, width = flat_inputs[0].shape[1:] if is_alone else query_size(flat_inputs)
-        top, left, h, w = resized_crop(height, width, self.scale, self.ratio, self._log_ratio.tolist(), Room())
-        return {"top": top, "left": left, "height": h, "width": w}
-
-    return make_params
+def resized_crop_v2(stock: Callable[..., Any], transform: Any, flat_inputs: list[Any]) -> dict[str, Any]:
+    """For `v2.RandomResizedCrop.make_params`."""
+    height, width = query_size(flat_inputs)
+    logs = transform._log_ratio.tolist()
+    top, left, h, w = resized_crop(height, width, transform.scale, transform.ratio, logs, Room())
+    return {"top": top, "left": left, "height": h, "width": w}
 
 
 def iou_crop(stock: Callable[..., Any]) -> Any:

@@ -582,7 +582,7 @@ def _count_calls(function: Callable[[], Any]) -> int:
     ("transforms", "most"),
     [
         ([v1.ToTensor(), functools.partial(F.adjust_gamma, gamma=2.0)], 36),
-        ([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.RandomAutocontrast(p=1.0)], 70),
+        ([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.RandomAutocontrast(p=1.0)], 80),
         ([v1.Pad(2), v1.ElasticTransform(9.0, interpolation=v1.InterpolationMode.BICUBIC)], 36),
     ],
 )

@@ -25,7 +25,10 @@ class ArrayImage(Image.Image):
 
     lazy_values: Values
 
+    unused = 0  # how many in a row became ordinary, and were not recorded
+
     def _become_ordinary(self) -> None:
+        ArrayImage.unused += 1
         fields = self.__dict__
         mode, size, values = fields["lazy_values"]
         with executing():
@@ -80,6 +83,9 @@ def from_buffer(stock: Callable[..., Image.Image], mode: Any, size: Any, data: A
         return stock(mode, size, data, *args)
     is_known = is_bytes or (type(data) is np.ndarray and data.flags.c_contiguous)
     is_size = type(size) is tuple and len(size) == 2 and type(size[0]) is type(size[1]) is int and min(size) > 0
+    if ArrayImage.unused >= 16 and ArrayImage.unused % 256:  # what fell back so often will again; tried at times
+        ArrayImage.unused += 1
+        return stock(mode, size, data, *args)
     if not (is_known and is_size) or size[0] * size[1] * len(mode) != (len(data) if is_bytes else data.nbytes):
         return stock(mode, size, data, *args)
     image, shares = ArrayImage.__new__(ArrayImage), mode == "L"
@@ -95,5 +101,5 @@ def pixels_of(image: Image.Image) -> PixelSource:
     uses.note_opened()
     if type(image) is not ArrayImage:
         return PixelSource(image._new(image.im.copy()))
-    values = image.lazy_values
+    values, ArrayImage.unused = image.lazy_values, 0
     return BytesSource(values if type(values[2]) is bytes else (*values[:2], values[2].tobytes()))

@@ -75,6 +75,7 @@ def _run(transforms: Sequence[Any], image: Any) -> Any:
                 break
             habit.times += 1
             ledger.add(*habit.row)
+            image.load()  # what was made of an array becomes an ordinary image
             with executing():
                 for transform in transforms[: at + 1]:
                     image = transform(image)
