@@ -113,7 +113,7 @@ class _Samples:
         made = record(stock, transform, *inputs)
         self.rows.append(list((ledger.counts - before).elements()))
         floats = [x for x in _leaves(made) if type(x) in HANDLES and x.is_recording and x.lazy_dtype.is_floating_point]
-        waiting = any(each.lazy_ops[-1].name in VALUE_CALLS for each in floats)
+        waiting = isinstance(transform, v2.Compose) or any(each.lazy_ops[-1].name in VALUE_CALLS for each in floats)
         self.waits = waiting and not self.rows[-1] and _has_steps(transform)
         return made
 
@@ -124,9 +124,9 @@ _samples: dict[int, _Samples] = {}  # by `id` of their transform
 def sampled(record: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Makes stand-ins for methods that transform: `record` gets the stock method first, and records for a device.
 
-    Without a device, recording an image in memory only tells what a device would do, unless it waits for its batch,
-    which converts and normalizes many as a whole. It is done for the first samples and then at times, and for all with
-    `strict`. The others are made in stock code; for each of them the report counts what it said of a recorded one.
+    Without a device, recording an image in memory only tells what a device would do, unless a batch gains by it, which
+    converts and normalizes many as a whole, or steps are faster. It is done for the first samples and then at times,
+    and for all with `strict`. Others are made in stock code; the report counts what it said of the recorded ones.
     """
 
     def make(stock: Callable[..., Any]) -> Callable[..., Any]:
