@@ -38,6 +38,7 @@ IDLE_BATCHES = 64  # a segment that was not needed for so many batches is given 
 # Capacity of a segment, in sizes of its first batch; the system allocates only the part that is used.
 ROOM = 2
 MOST_BYTES_IN_MESSAGE = 1 << 16  # what is smaller costs less in the message itself
+SECONDS_TO_END = 1  # of a worker that was killed
 HEADER_BYTES = mmap.PAGESIZE
 IN_USE, GIVEN_UP, KEY = 0, 1, 2  # the words of a segment's header
 
@@ -197,17 +198,20 @@ def _open(pid: int, fd: int, key: int, capacity: int) -> numpy.ndarray[Any, Any]
     for known, memory in list(_mapped.items()):
         if _header(memory)[GIVEN_UP]:
             _mapped.pop(known, None)
-    opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    workers = [worker for worker in multiprocessing.active_children() if worker.pid == pid]
     try:
-        if os.fstat(opened).st_size != capacity or _header(memory := _map(opened, capacity))[KEY] != key:
-            raise ProcessLookupError(f"the data worker {pid} is gone, and the memory of its batch with it")
-    finally:
-        os.close(opened)
+        with open(f"/proc/{pid}/fd/{fd}", "r+b", buffering=0) as file:
+            fd = file.fileno()
+            if os.fstat(fd).st_size != capacity or _header(memory := _map(fd, capacity))[KEY] != key:
+                raise FileNotFoundError(f"/proc/{pid}/fd has another file in its place")
+    except (FileNotFoundError, ProcessLookupError, PermissionError) as error:
+        for worker in workers:
+            worker.join(SECONDS_TO_END)  # a killed process loses its files before it ends, which its loader looks for
+        raise ProcessLookupError(f"the data worker {pid} is gone, and the memory of its batch with it") from error
     # The process that started the worker keeps the memory as long as the worker lives. Others cannot know how long.
-    for worker in multiprocessing.active_children():
-        if worker.pid == pid:
-            _mapped[key] = memory
-            weakref.finalize(worker, _mapped.pop, key, None).atexit = False
+    for worker in workers:
+        _mapped[key] = memory
+        weakref.finalize(worker, _mapped.pop, key, None).atexit = False
     return memory
 
 

@@ -13,8 +13,9 @@ import pickle
 import signal
 import sys
 import threading
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from multiprocessing import resource_sharer
@@ -55,16 +56,22 @@ def stock(index: int) -> torch.Tensor:
 
 
 class Photos(Dataset):
-    """Sample i is image i, and i."""
+    """Sample i is image i, and i.
 
-    def __init__(self, killed: int = -1, size: int = SAMPLES) -> None:
-        self.killed, self.size = killed, size
+    Sample `killed` kills its worker, which first is for `seconds` as the system leaves a dying process: without files.
+    """
+
+    def __init__(self, killed: int = -1, size: int = SAMPLES, seconds: float = 0) -> None:
+        self.killed, self.size, self.seconds = killed, size, seconds
 
     def __len__(self) -> int:
         return self.size
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
         if index == self.killed:
+            if self.seconds:
+                close_segments()
+            time.sleep(self.seconds)
             os.kill(os.getpid(), signal.SIGKILL)
         return F.to_tensor(Image.open(io.BytesIO(file(index)))), index
 
@@ -100,6 +107,14 @@ def segment_maps() -> list[str]:
         with contextlib.suppress(OSError):
             links.append(os.readlink(f"/proc/self/fd/{name}"))
     return [line for line in (*maps, *links) if "memfd:torch_sink" in line]
+
+
+def close_segments() -> None:
+    """Closes the files of this process's segments; their memory stays mapped."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if "memfd:torch_sink" in os.readlink(f"/proc/self/fd/{name}"):
+                os.close(int(name))
 
 
 def assert_right(batch: Any) -> None:
@@ -372,6 +387,22 @@ def test_a_killed_worker_takes_nothing_with_it() -> None:
         kept.extend(loader)
     gc.collect()
     assert kept
+    for batch in kept:
+        assert_right(batch)
+
+
+def slowly(batches: Iterable[Any]) -> Iterator[Any]:
+    for batch in batches:
+        yield batch
+        time.sleep(0.3)
+
+
+def test_a_worker_without_files_is_one_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "MOST_BYTES_IN_MESSAGE", 0)
+    kept = list[Any]()  # when the last batch is begun, the one before it waits to be read
+    with pytest.raises(RuntimeError, match=r"exited unexpectedly|killed by signal"):
+        kept.extend(slowly(loader_of(Photos(killed=SAMPLES - 1, seconds=0.8), num_workers=2)))
+    assert len(kept) == 3
     for batch in kept:
         assert_right(batch)
 
