@@ -38,7 +38,6 @@ IDLE_BATCHES = 64  # a segment that was not needed for so many batches is given 
 # Capacity of a segment, in sizes of its first batch; the system allocates only the part that is used.
 ROOM = 2
 MOST_BYTES_IN_MESSAGE = 1 << 16  # what is smaller costs less in the message itself
-SECONDS_TO_END = 1  # of a worker that was killed
 HEADER_BYTES = mmap.PAGESIZE
 IN_USE, GIVEN_UP, KEY = 0, 1, 2  # the words of a segment's header
 
@@ -206,7 +205,7 @@ def _open(pid: int, fd: int, key: int, capacity: int) -> numpy.ndarray[Any, Any]
                 raise FileNotFoundError(f"/proc/{pid}/fd has another file in its place")
     except (FileNotFoundError, ProcessLookupError, PermissionError) as error:
         for worker in workers:
-            worker.join(SECONDS_TO_END)  # a killed process loses its files before it ends, which its loader looks for
+            worker.join(timeout=1)  # a killed process loses its files before it ends, which its loader looks for
         raise ProcessLookupError(f"the data worker {pid} is gone, and the memory of its batch with it") from error
     # The process that started the worker keeps the memory as long as the worker lives. Others cannot know how long.
     for worker in workers:

@@ -211,7 +211,11 @@ MUTED = _Executing()
 
 
 def fallback_report() -> FallbackReport:
-    """What ran in stock code since the backend was set, in this process and in the data workers that it started."""
+    """What ran in stock code since the backend was set, in this process and in the data workers that it started.
+
+    Without a device, few of the samples in memory are recorded unless the backend is strict: what falls back in each of
+    them is counted exactly, and what falls back at random is estimated.
+    """
     return FallbackReport(*ledger.total(), decode_report())
 
 

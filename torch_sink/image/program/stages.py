@@ -82,8 +82,10 @@ def stages_of(codes: tuple[int, ...], leading: int) -> tuple[Stage, ...]:
             measured = 1 if kinds[begin] in (Kind.CONTRAST, Kind.BLEND_MEAN) else 3
         used = [*range(begin, end), *([head] if head >= 0 else [])]
         source_kind = rows.VALUED if values >= 0 else source_kind
-        is_heavy = begins_in_floats or source_kind != rows.BYTES
-        is_heavy = is_heavy or any(kinds[at].is_heavy or _is_of_tensors(codes[at]) for at in used)
+        # What computes as torchvision does for tensors; statistics do so in both variants of the kernel.
+        of_tensors = [codes[at] > KIND_MASK and kinds[at].role != "statistic" for at in used]
+        is_heavy = any(kinds[at].is_heavy for at in used) or any(of_tensors)
+        is_heavy = is_heavy or begins_in_floats or source_kind != rows.BYTES
         down = -1
         if head >= 0 and begin == end and kinds[head] in _ACROSS and number + 1 < len(split):
             following = split[number + 1][1]
@@ -119,11 +121,6 @@ def _kind(code: int) -> Kind:
 
 def _begins_with_gather(kinds: Sequence[Kind]) -> bool:
     return bool(kinds) and kinds[0].role == "gather"
-
-
-def _is_of_tensors(code: int) -> bool:
-    """True where an atom computes as torchvision does for tensors; statistics do so in both variants of the kernel."""
-    return code > KIND_MASK and _kind(code).role != "statistic"
 
 
 # --- the view of the first stage
