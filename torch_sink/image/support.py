@@ -203,15 +203,11 @@ def _row(label: str, trials: list[Trial]) -> SupportRow:
             pairs = zip(INPUT_KINDS, ways, usual, strict=True)
             kinds = [kind for kind, own, other in pairs if own == way != other and {own, other} != {RECORDED, PASSES}]
             if kinds:
-                variants.setdefault(f"{way} on {_joined(kinds)}", []).append(example.label)
+                some = "tensors" if kinds == [*INPUT_KINDS[1:]] else " and ".join(kinds)
+                where = "all images" if len(kinds) == len(INPUT_KINDS) else some
+                variants.setdefault(f"{way} on {where}", []).append(example.label)
     notes += [f"{', '.join(labels)}: {difference}" for difference, labels in variants.items()]
     return SupportRow(label, on_pillow, on_tensor, "; ".join(notes))
-
-
-def _joined(kinds: list[str]) -> str:
-    if kinds == list(INPUT_KINDS[1:]):
-        return "tensors"
-    return "all images" if len(kinds) == len(INPUT_KINDS) else " and ".join(kinds)
 
 
 # --- trying

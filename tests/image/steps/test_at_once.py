@@ -85,6 +85,14 @@ def test_types(at_once: None) -> None:
         assert len(made.lazy_ops) == len(transforms)
 
 
+def test_views_that_a_users_transform_makes_wait(at_once: None) -> None:
+    view = v1.Compose([v1.RandomCrop(9), v1.ToTensor()])
+    run = recorded_once(v1.Compose([lambda image: [view(image), view(image)]]), photo(1))
+    assert all(each.is_recording for each in run(photo(2)))
+    run = recorded_once(v1.Compose([lambda image: [view(image).numpy()]]), photo(1))
+    assert type(run(photo(2))[0]) is np.ndarray
+
+
 def test_later_writes_are_not_seen(at_once: None) -> None:
     container, image = recorded_once(v1.Compose([v1.ToTensor()]), photo()), photo()
     made, expected = container(image), np.asarray(image).copy()

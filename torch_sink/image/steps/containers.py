@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import random
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from torch import nn
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
+from torch_sink.common import reference
 from torch_sink.image.core import settings
 from torch_sink.image.core.fallback import MUTED, executing, ledger
 from torch_sink.image.core.ops import VALUE_CALLS
@@ -48,8 +48,7 @@ class _Habit:
 
     def __init__(self, transform: Any) -> None:
         self.times, self.row = 0, ledger.latest
-        key = id(transform)
-        self.transform = weakref.ref(transform, lambda _: _habits.pop(key, None))
+        self.transform = reference(transform, functools.partial(_habits.pop, id(transform), None))
 
 
 _habits: dict[int, _Habit] = {}  # by `id` of the transform
@@ -101,20 +100,23 @@ def _called(transform: Any, draft: Draft) -> Any:
 class _Samples:
     """How many samples a transform made in memory; what the report says of the latest recorded ones; if those wait."""
 
+    waiting = 0  # calls of all transforms whose samples wait
+
     def __init__(self, transform: Any) -> None:
-        key = id(transform)
-        self.transform = weakref.ref(transform, lambda _: _samples.pop(key, None))
+        self.transform = reference(transform, functools.partial(_samples.pop, id(transform), None))
         self.count, self.waits = 0, False
         self.rows: deque[list[tuple[str, ...]]] = deque(maxlen=_IN_A_ROW)
 
     def recorded(self, record: Callable[..., Any], stock: Callable[..., Any], transform: Any, *inputs: Any) -> Any:
         """What `record` makes of a sample; notes what the report says of it."""
-        before = ledger.counts.copy()
+        before, waiting = ledger.counts.copy(), _Samples.waiting
         made = record(stock, transform, *inputs)
         self.rows.append(list((ledger.counts - before).elements()))
         floats = [x for x in _leaves(made) if type(x) in HANDLES and x.is_recording and x.lazy_dtype.is_floating_point]
-        waiting = isinstance(transform, v2.Compose) or any(each.lazy_ops[-1].name in VALUE_CALLS for each in floats)
-        self.waits = waiting and not self.rows[-1] and _has_steps(transform)
+        gains = isinstance(transform, v2.Compose) or any(each.lazy_ops[-1].name in VALUE_CALLS for each in floats)
+        # Where a user's own transform makes views, the container that makes one may be of those whose samples wait.
+        self.waits = gains and not self.rows[-1] and (_has_steps(transform) or waiting < _Samples.waiting)
+        _Samples.waiting += self.waits
         return made
 
 
@@ -143,6 +145,7 @@ def sampled(record: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callab
             if count <= _IN_A_ROW or not count % _TRIED_AGAIN:
                 return samples.recorded(record, stock, transform, *inputs)
             if samples.waits:
+                _Samples.waiting += 1
                 return record(stock, transform, *inputs)
             with MUTED:
                 for image in _leaves(inputs) if type(inputs[0]) is not Image.Image else ():
