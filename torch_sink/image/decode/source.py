@@ -185,11 +185,11 @@ def source_of(made: torch.Tensor | Image.Image, path: str) -> Source:
 
 
 def read_file(path: str | os.PathLike[str], beginning: bytes = b"") -> bytes:
-    """The bytes of a file; only as many as `beginning` has, where the file begins with others."""
-    descriptor = os.open(os.fspath(path), os.O_RDONLY | os.O_CLOEXEC)
+    """The bytes of a file; of one that begins with others than `beginning`, maybe only the first."""
+    descriptor = os.open(os.fspath(path), os.O_RDONLY | getattr(os, "O_BINARY", 0))
     try:
         about = os.fstat(descriptor)
-        if beginning and stat.S_ISREG(about.st_mode):
+        if beginning and stat.S_ISREG(about.st_mode) and hasattr(os, "pread"):
             found = os.pread(descriptor, len(beginning), 0)
             if found != beginning:
                 return found

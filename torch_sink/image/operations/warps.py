@@ -245,6 +245,8 @@ _warp(
         ],
     },
 )  # fmt: skip
+
+
 # --- perspective
 
 
@@ -279,7 +281,7 @@ _warp(
 # --- elastic deformation
 
 
-def _elastic(family: str, handle: Any, displacement: Any, interpolation: Any = "bilinear", fill: Any = None) -> Any:
+def _elastic(family: str, handle: Any, displacement: Any, interpolation: Any = Mode.BILINEAR, fill: Any = None) -> Any:
     if not isinstance(displacement, torch.Tensor) or (family == "v1" and displacement.dtype != torch.float32):
         return NotImplemented
     if displacement.shape != (1, *handle.lazy_shape[1:], 2) or displacement.device.type != "cpu":
@@ -287,7 +289,8 @@ def _elastic(family: str, handle: Any, displacement: Any, interpolation: Any = "
     # A copy, for the caller may go on to write to its own.
     field = TensorArgument(displacement.detach().to(torch.float32, copy=True))
     if family == "v1":
-        return _record(handle, "v1.elastic_transform", (field,), interpolation, fill)
+        mode = "bilinear" if interpolation is Mode.BILINEAR else interpolation
+        return _record(handle, "v1.elastic_transform", (field,), mode, fill)
     return _record(handle, "v2.elastic", (field,), _mode_v2(interpolation), fill)
 
 
