@@ -159,30 +159,30 @@ class _Reading(threading.local):
     read: BrokenFile | None = None  # the file whose placeholder's pixels were read first
 
 
-_reading = _Reading()
+READING = _Reading()
 
 
 def is_reading_stream() -> bool:
     """Whether this thread is reading a sample of a guarded stream, so that a broken file becomes a placeholder."""
-    return _reading.is_on
+    return READING.is_on
 
 
 def note_opened() -> None:
     """Counts an image that is opened for the sample under way."""
-    _reading.opened += 1
+    READING.opened += 1
 
 
 def note_placeholder(file: BrokenFile) -> None:
     """Notes the placeholder of a broken file, for the sample under way."""
-    if _reading.first is None:
-        _reading.first = file, global_draws()
+    if READING.first is None:
+        READING.first = file, global_draws()
 
 
 def note_pixels(file: BrokenFile) -> None:
     """Notes that code reads a placeholder's pixels; outside a stream, where they would pass for an image, it raises."""
-    if not _reading.is_on:
+    if not READING.is_on:
         raise DecodeError(file.path, -1, file.reason)
-    _reading.read = _reading.read or file
+    READING.read = READING.read or file
 
 
 class GuardedStream:
@@ -224,14 +224,14 @@ class GuardedStream:
         return self.last
 
     def _read(self) -> Any:
-        outer = vars(_reading).copy()  # the state of a stream that reads this one
-        vars(_reading).update(is_on=True, opened=0, first=None, read=None)
+        outer = vars(READING).copy()  # the state of a stream that reads this one
+        vars(READING).update(is_on=True, opened=0, first=None, read=None)
         try:
             sample = next(self.samples)
-            opened, first, read = _reading.opened, _reading.first, _reading.read
+            opened, first, read = READING.opened, READING.first, READING.read
         finally:
-            vars(_reading).clear()
-            vars(_reading).update(outer)
+            vars(READING).clear()
+            vars(READING).update(outer)
         self.count += 1
         if self.count == 1:
             self.images_of_a_sample, self.read_at_first = opened, read

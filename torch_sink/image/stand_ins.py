@@ -38,7 +38,7 @@ def around(function: Stock) -> Make:
 
 
 def before(function: Stock) -> Make:
-    """As `around`, for functions of modules that are called often: the stand-in takes no call of its own."""
+    """As `around`, for functions of modules that are called often: the stand-in adds no Python call."""
     return lambda stock: functools.update_wrapper(functools.partial(function, stock), stock)  # type: ignore[return-value]
 
 
@@ -50,7 +50,7 @@ _MISSING = object()
 def on_image(target: str, *, by_methods: bool = False) -> Make:
     """Makes stand-ins for functionals on Pillow images, and for conversions, which also take tensors.
 
-    With `by_methods`, stock code gets a handle, whose methods record, where the recorder of `target` takes a call not.
+    With `by_methods`, stock code gets a handle, whose methods record, if the recorder of `target` does not take a call.
     """
     return _on_image(RECORDERS[target], target in TAKE_PALETTES, by_methods)
 

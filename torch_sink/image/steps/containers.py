@@ -15,6 +15,7 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from torch_sink.common import reference
+from torch_sink.damage.samples import READING
 from torch_sink.image.core import settings
 from torch_sink.image.core.fallback import MUTED, executing, ledger
 from torch_sink.image.core.ops import VALUE_CALLS
@@ -64,13 +65,14 @@ _ALWAYS_RECORDED = (
 def _run(transforms: Sequence[Any], image: Any) -> Any:
     """Runs a container's transforms on a Pillow image; on one in memory as stock code up to one that always falls back.
 
-    What comes before that is not recorded.
+    What comes before that is not recorded, except in streams that skip or replace broken files: see `sampled`.
     """
     draft = draft_of(image)
     for at, transform in enumerate(transforms if _habits and type(image) in ORDINARY else ()):
         habit = _habits.get(id(transform))
         if habit is not None:
-            if habit.times < _IN_A_ROW or not habit.times % _TRIED_AGAIN or ledger.strict or draft is image:
+            is_tried = habit.times < _IN_A_ROW or not habit.times % _TRIED_AGAIN
+            if is_tried or ledger.strict or READING.is_on or draft is image:
                 break
             habit.times += 1
             ledger.add(*habit.row)
@@ -98,9 +100,12 @@ def _called(transform: Any, draft: Draft) -> Any:
 
 
 class _Samples:
-    """How many samples a transform made in memory; what the report says of the latest recorded ones; if those wait."""
+    """How many samples a transform made in memory, and what the report says of the latest recorded ones.
 
-    waiting = 0  # calls of all transforms whose samples wait
+    Its samples wait where their batch, which converts and normalizes them as a whole, gains by it.
+    """
+
+    waiting = 0  # how many calls, of all transforms, made samples that wait for their batch
 
     def __init__(self, transform: Any) -> None:
         self.transform = reference(transform, functools.partial(_samples.pop, id(transform), None))
@@ -114,7 +119,7 @@ class _Samples:
         self.rows.append(list((ledger.counts - before).elements()))
         floats = [x for x in _leaves(made) if type(x) in HANDLES and x.is_recording and x.lazy_dtype.is_floating_point]
         gains = isinstance(transform, v2.Compose) or any(each.lazy_ops[-1].name in VALUE_CALLS for each in floats)
-        # Where a user's own transform makes views, the container that makes one may be of those whose samples wait.
+        # Where a user's own transform makes views, the container that makes one may be one whose samples wait.
         self.waits = gains and not self.rows[-1] and (_has_steps(transform) or waiting < _Samples.waiting)
         _Samples.waiting += self.waits
         return made
@@ -128,7 +133,8 @@ def sampled(record: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callab
 
     Without a device, recording an image in memory only tells what a device would do, unless a batch gains by it, which
     converts and normalizes many as a whole, or steps are faster. It is done for the first samples and then at times,
-    and for all with `strict`. Others are made in stock code; the report counts what it said of the recorded ones.
+    and for all with `strict`. Others are made in stock code; the report counts what it said of the recorded ones. In
+    streams that skip or replace broken files all are recorded: stock code does not guard files that transforms open.
     """
 
     def make(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,13 +142,13 @@ def sampled(record: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callab
         def stand_in(transform: Any, *inputs: Any, **kwargs: Any) -> Any:
             active = settings.active
             is_here = active is not None and active.device == "cpu" and not (active.interpreted or ledger.strict)
-            if not is_here or MUTED.depth or not _are_in_memory(inputs):
+            if kwargs or not is_here or MUTED.depth or READING.is_on or not _are_in_memory(inputs):
                 return record(stock, transform, *inputs, **kwargs)
             samples = _samples.get(id(transform))
             if samples is None:
                 samples = _samples[id(transform)] = _Samples(transform)
             samples.count = count = samples.count + 1
-            if count <= _IN_A_ROW or not count % _TRIED_AGAIN:
+            if count <= _IN_A_ROW or not samples.rows or not count % _TRIED_AGAIN:
                 return samples.recorded(record, stock, transform, *inputs)
             if samples.waits:
                 _Samples.waiting += 1
