@@ -22,6 +22,7 @@ from torchvision.transforms.v2.functional import convert_bounding_box_format
 from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
 from torch_sink.image.core.fallback import count_function_modes
+from torch_sink.image.handles.array import ArrayImage
 from torch_sink.image.handles.augmix import BatchOfOne
 from torch_sink.image.handles.image import LazyImage
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
@@ -161,6 +162,7 @@ def forward(stock: Callable[..., Any], transform: Any, *inputs: Any) -> Any:
 # --- dicts that are keyed by exact types
 
 _STOCK_TYPES: dict[type, type] = {
+    ArrayImage: Image.Image,
     LazyImage: Image.Image,
     LazyTensor: torch.Tensor,
     BatchOfOne: torch.Tensor,

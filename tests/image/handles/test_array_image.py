@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from PIL import Image
 from torchvision import datasets
 from torchvision import transforms as v1
+from torchvision.transforms import functional, v2
 
 import torch_sink
 from image.random_pipelines import same_value
@@ -61,13 +63,24 @@ def _with_info(image: Any) -> Any:
     return image, image.copy().info, image.crop((0, 0, 2, 2)).info
 
 
+def _unknown(image: Any) -> Any:
+    with pytest.raises(AttributeError) as caught:
+        image.own  # noqa: B018
+    return caught.value.args
+
+
+def _each_method_twice(image: Any) -> Any:
+    load, write, reduce, equals = image.load, image.__setattr__, image.__reduce_ex__, image.__eq__
+    return [(load()[1, 2], write("own", 3), reduce(2)[2], equals(image), image.own) for _ in range(2)]
+
+
 USES: dict[str, Callable[[Any], Any]] = {
     "numpy": lambda image: np.asarray(image).tolist(),
     "bytes": lambda image: image.tobytes(),
     "text": lambda image: repr(image).partition(" at ")[0],
     "pixel": lambda image: image.getpixel((3, 4)),
     "readonly": lambda image: (image.readonly, image.load() is not None, image.readonly),
-    "attributes": lambda image: (image.load() is not None, sorted(vars(image).keys() - {"lazy_values"})),
+    "attributes": lambda image: (image.load() is not None, sorted(vars(image))),
     "equal": lambda image: (image == image, image == image.copy(), image.copy() == image, image != 3, image == "x"),
     "hash": lambda image: type(image).__hash__,
     "copy": lambda image: (copy.copy(image), copy.deepcopy(image)),
@@ -80,6 +93,10 @@ USES: dict[str, Callable[[Any], Any]] = {
     "info": _with_info,
     "alpha": lambda image: image.putalpha(3) or image,
     "thumbnail": lambda image: image.thumbnail((3, 3)) or image,
+    "twice": _each_method_twice,
+    "load of the class": lambda image: Image.Image.load(image)[1, 2],  # type: ignore[index]
+    "pixels of the class": lambda image: Image.Image.im.fget(image).size,  # type: ignore[attr-defined]
+    "unknown": _unknown,
     "core": lambda image: setattr(image, "im", image.im.copy()) or image,
 }
 
@@ -94,7 +111,7 @@ def test_every_use_is_that_of_an_ordinary_image(name: str, mode: str) -> None:
         made = USES[name](image)
         assert not torch_sink.fallback_report()
         assert "nothing was recorded" in str(torch_sink.fallback_report())
-        assert type(image) in (Image.Image, _Own) or name in ("text", "hash")
+        assert type(image) in (Image.Image, _Own) or name in ("text", "hash", "unknown")
     same_value(made, expected)
 
 
@@ -117,6 +134,35 @@ def test_other_arrays_are_pillows(make: Callable[[], Any]) -> None:
     def made() -> Any:
         try:
             return Image.fromarray(make())
+        except Exception as error:
+            return type(error), str(error)
+
+    expected = made()
+    with torch_sink.image_backend("device", device="meta"):
+        actual = made()
+    same_value(actual, expected)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: Image.frombuffer("L", (2, 2), b"1234", decoder_name="raw"),
+        lambda: Image.frombuffer(mode="L", size=(2, 2), data=b"1234"),
+        lambda: Image.frombuffer("L", (2, 2), b"1234", "raw", ("L", 0, 1)),
+        lambda: Image.frombuffer("L", (2, 2), b"1234", "raw", "L", 0, 1, 2),
+        lambda: Image.frombuffer("L", (2, 2), b"1234", "raw", "L", 0, 1, step=2),  # type: ignore[call-arg]
+        lambda: Image.frombuffer("L", (2, 2)),  # type: ignore[call-arg]
+        lambda: Image.fromarray(obj=array()),
+        lambda: Image.fromarray(array("L"), mode=None),
+        lambda: Image.fromarray(array(), "RGB", 3),  # type: ignore[call-arg]
+        lambda: Image.fromarray(array(), step=3),  # type: ignore[call-arg]
+        lambda: Image.fromarray(),  # type: ignore[call-arg]
+    ],
+)
+def test_arguments_are_pillows(call: Callable[[], Any]) -> None:
+    def made() -> Any:
+        try:
+            return call()
         except Exception as error:
             return type(error), str(error)
 
@@ -190,6 +236,66 @@ def test_recording_unpacks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (7, 9) not in unpacked
 
 
+@pytest.mark.parametrize("mode", SHAPES)
+def test_fills_by_type_are_found(mode: str) -> None:
+    pad = v2.Pad(1, fill={Image.Image: 255, "others": 0})
+    expected = pad(Image.fromarray(array(mode)))
+    with torch_sink.image_backend("device", device="meta"):
+        image = Image.fromarray(array(mode))
+        made = pad(image)
+        assert type(image) is ArrayImage
+    same_value(made, expected)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        v2.Resize(2),
+        v2.Compose([v2.CenterCrop(4), v2.RandomHorizontalFlip(1)]),
+        v1.Compose([v1.CenterCrop(4), v1.RandomHorizontalFlip(1)]),
+        v1.RandomVerticalFlip(1),
+        v1.Grayscale(),
+        functional.hflip,
+        Image.Image.copy,
+    ],
+)
+def test_info_is_kept(transform: Callable[[Any], Any]) -> None:
+    def info() -> Any:
+        image = Image.fromarray(array())
+        image.info["dpi"] = 3
+        made = transform(image)
+        image.info["later"] = 4
+        return made.info, made
+
+    expected = info()
+    with torch_sink.image_backend("device", device="meta"):
+        actual = info()
+    assert actual[0] == expected[0]
+    same_value(actual[1], expected[1])
+
+
+def test_a_write_while_another_thread_reads_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch_sink.image_backend("device", device="meta"):
+        image = Image.fromarray(array())
+        stock, reads, written = Image.frombuffer, threading.Event(), threading.Event()
+
+        def slow(*args: Any) -> Any:
+            made = stock(*args)
+            if not reads.is_set():
+                reads.set()
+                written.wait(0.2)
+            return made
+
+        monkeypatch.setattr(Image, "frombuffer", slow)
+        reader = threading.Thread(target=image.getpixel, args=((1, 1),))
+        reader.start()
+        assert reads.wait(60)
+        image.putpixel((0, 0), (7, 8, 9))
+        written.set()
+        reader.join()
+        assert image.getpixel((0, 0)) == (7, 8, 9)
+
+
 def test_where_pixels_are_made_here_it_is_pillows_at_once() -> None:
     with torch_sink.image_backend("device", device="cpu"):
         assert type(Image.fromarray(array())) is Image.Image
@@ -219,7 +325,7 @@ def test_torchvisions_own_datasets_unpack_nothing(kind: Any, monkeypatch: pytest
     torch.manual_seed(3)
     expected = [dataset[at] for at in range(8)]
     with torch_sink.image_backend("device", device="meta"):
-        monkeypatch.setattr(ArrayImage, "_become_ordinary", lambda image: pytest.fail("it was unpacked"))
+        monkeypatch.setattr("torch_sink.image.handles.array._ordinary", lambda image: pytest.fail("it was unpacked"))
         torch.manual_seed(3)
         for at, (image, label) in enumerate(expected):
             made, made_label = dataset[at]
