@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,7 +22,7 @@ from torch.utils.data._utils import worker
 from torchvision import datasets, transforms
 
 import torch_sink
-from torch_sink.common.patches import Patches
+from torch_sink.common.patches import Patches, WorkerLoop, wait_for_senders
 
 
 class Base:
@@ -181,3 +184,29 @@ def test_a_timeline_that_cannot_be_written_loses_nothing(
     assert "No space left" in caplog.text
     with pytest.raises(ZeroDivisionError), torch_sink.timeline(tmp_path / "again.html"):
         _ = 1 / 0
+
+
+def test_nobody_waits_for_batches_that_nobody_reads() -> None:
+    """The threads that send them stand still in a full pipe, one of them for the other, as they share its lock."""
+    queues = [multiprocessing.Queue() for _ in range(3)]
+    queues[1]._wlock = queues[0]._wlock  # type: ignore[attr-defined]
+    for queue in queues:
+        queue.cancel_join_thread()
+        queue.put(bytes(1 << 21))
+    began = time.monotonic()
+    wait_for_senders()
+    waited = time.monotonic() - began
+    for queue in queues:
+        queue.get()
+    for queue in queues:
+        queue.close()
+        queue._thread.join()  # type: ignore[attr-defined]
+    assert waited < 0.9
+
+
+def test_layers_of_a_worker_loop_wait_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_exit: list[Callable[[], None]] = []
+    monkeypatch.setattr(atexit, "register", at_exit.append)
+    monkeypatch.setattr(atexit, "unregister", lambda function: function in at_exit and at_exit.remove(function))
+    WorkerLoop(WorkerLoop(lambda: None))()
+    assert at_exit == [wait_for_senders]

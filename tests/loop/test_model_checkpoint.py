@@ -151,6 +151,16 @@ def test_the_best_by_a_real_evaluation(tmp_path: Path) -> None:
     assert other.evaluate(batches)["loss"] == pytest.approx(values[step], rel=1e-6)
 
 
+def test_a_later_checkpoint_of_another_kind_is_not_asked_for_its_value(tmp_path: Path) -> None:
+    """A run keeps the best of the checkpoints up to its own step: a new one none of those of another run."""
+    for steps, values in ((4, [1.0, 2.0]), (2, [0.5])):
+        best = ModelCheckpoint("best", tmp_path, monitor="accuracy", mode="max", keep=9)
+        run = make_loop().run(make_batches(2), epochs=len(values), callbacks=[best, Scores(values)])
+        assert run.steps == steps
+        manifest = tmp_path / "best-00000004" / "complete.json"
+        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "monitored": [["accuracy", 2.0]]}))
+
+
 def test_what_another_callback_saved_is_not_removed(tmp_path: Path) -> None:
     """Where a step has two results, the second is that of a checkpoint that is there."""
 

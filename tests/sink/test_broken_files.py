@@ -34,6 +34,7 @@ from torchvision.datasets import folder
 
 import torch_sink
 from torch_sink import SinkLoader
+from torch_sink.damage.samples import GuardedCollate
 
 pytestmark = QUIET
 COUNT = 40
@@ -92,6 +93,12 @@ def test_skipping(paths: list[Path], backend: str, kind: Any, workers: int) -> N
     assert all(f"{path}: {reason}" in str(stats) for path, reason in stats.broken_files)
     report = torch_sink.decode_report()
     assert (report.skipped, set(report.files)) == (broken, {path for path, _ in stats.broken_files})
+
+
+def test_code_may_remember_collate_functions() -> None:
+    """As functions they can be members of a set."""
+    collate = GuardedCollate(default_collate, "skip", True, lambda: None)
+    assert collate in {collate, GuardedCollate(default_collate, "skip", True, lambda: None)}
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -140,16 +142,31 @@ class WorkerLoop:
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Run the stand-in or the stock loop below, in the worker."""
-        atexit.register(wait_for_senders)
+        wait_for_senders_at_exit()
         return (self.below or self.stock())(*args, **kwargs)
 
 
-def wait_for_senders() -> None:
-    """Waits, for a second at most, for the threads that send a spawned data worker's batches; called at its exit.
+def wait_for_senders_at_exit() -> None:
+    """Makes a data worker call `wait_for_senders` when it ends, once, however many features ask for it."""
+    atexit.unregister(wait_for_senders)
+    atexit.register(wait_for_senders)
 
-    torch's worker loop leaves them running. One that is inside of torch when the interpreter has ended would abort the
-    process: "terminate called without an active exception". Forked workers exit without an end of the interpreter.
+
+def wait_for_senders() -> None:
+    """Waits, for a second at most in all, until no thread that sends a spawned data worker's batches is pickling.
+
+    torch tells a worker that has to end early not to wait for these threads. One that is inside of torch when the
+    interpreter has ended would abort the process: "terminate called without an active exception". One that waits for a
+    reader is left there. Forked workers exit without an end of the interpreter.
     """
+    deadline = time.monotonic() + 1
     for thread in threading.enumerate():
-        if thread.name == "QueueFeederThread":
-            thread.join(1)
+        while thread.name == "QueueFeederThread" and thread.is_alive() and time.monotonic() < deadline:
+            frame = sys._current_frames().get(thread.ident or 0)
+            if frame is not None and frame.f_globals["__name__"] in _SENDING:
+                break
+            thread.join(0.01)
+
+
+# Modules whose functions are the innermost of a thread that writes to a pipe, or waits for the lock of the pipe.
+_SENDING = ("multiprocessing.connection", "multiprocessing.queues")

@@ -109,7 +109,7 @@ def _rows() -> Iterator[Row]:
     for kind in (autoaugment.AutoAugment, autoaugment.RandAugment, autoaugment.TrivialAugmentWide):
         yield kind, "forward", containers.sampled(containers.alone)
     for module in (functional, _augment, _color, _geometry, _meta, _misc):
-        yield module, "_log_api_usage_once", functools.cache  # which of a function does nothing twice
+        yield module, "_log_api_usage_once", transform_methods.log_usage
     for module in (v2_transform, _augment, _color, _geometry, _meta, _misc):
         yield module, "_get_kernel", before(transform_methods.get_kernel)
     for kind in (autoaugment.AutoAugment, autoaugment.RandAugment, autoaugment.TrivialAugmentWide):

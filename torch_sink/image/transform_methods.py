@@ -76,8 +76,7 @@ def iou_crop(stock: Callable[..., Any]) -> Any:
         # What whole numbers make is exact; what real numbers make is rounded to float32.
         rounded: Callable[[float], float] = as_float32 if boxes.dtype is torch.float32 else float
         centers = [(as_float32(box[0] + box[2]) / 2, as_float32(box[1] + box[3]) / 2) for box in found]
-        is_alone = len(flat_inputs) == 1 and type(flat_inputs[0]) in HANDLES
-        height, width = flat_inputs[0].shape[1:] if is_alone else query_size(flat_inputs)
+        height, width = query_size(flat_inputs)
         while not (least := self.options[whole(len(self.options))]) >= 1.0:
             least = as_float32(least)
             for _ in range(self.trials):
@@ -157,6 +156,21 @@ def forward(stock: Callable[..., Any], transform: Any, *inputs: Any) -> Any:
     if isinstance(transform, _RandomApplyTransform) and torch.rand(1) >= transform.p:
         return inputs[0]
     return transform.transform(inputs[0], transform.make_params(list(inputs)))
+
+
+def log_usage(stock: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Stand-in for `_log_api_usage_once`, which finds out at every call that it does nothing for a function twice.
+
+    It is no `functools.cache`, of which `torch.compile` warns.
+    """
+    logged: set[Any] = set()
+
+    def log(user: Any) -> None:
+        if user not in logged:
+            stock(user)
+            logged.add(user)
+
+    return log
 
 
 # --- dicts that are keyed by exact types

@@ -122,9 +122,9 @@ class ModelCheckpoint(Callback):
             check_monitor(self._monitor, arguments.list_callback)
             # The best checkpoints of a run that is resumed, with their ranks.
             found = list_checkpoints(self._directory, self._prefix)
-            values = [(path, monitored_value(path, self._monitor)) for path in found]
-            earlier = [(path, value) for path, value in values if step_of(path) <= arguments.loop.step_count]
-            self._best = [(self._rank_of(value), path) for path, value in earlier if value is not None]
+            earlier = [path for path in found if step_of(path) <= arguments.loop.step_count]
+            values = [(path, monitored_value(path, self._monitor)) for path in earlier]
+            self._best = [(self._rank_of(value), path) for path, value in values if value is not None]
 
     def _rank_of(self, value: float) -> float:
         return math.inf if math.isnan(value) else self._sign * value

@@ -60,9 +60,8 @@ class Producer:
         asked = time.monotonic()
         item, queued = self._next(asked, timeout_seconds)
         now = time.monotonic()
-        if (
-            item.slot >= 0 and queued < 0
-        ):  # without a queue, a fetch of over half of the consumer's step counts as empty
+        # Without a queue, a fetch of over half of the consumer's step counts as empty.
+        if item.slot >= 0 and queued < 0:
             self.stats.fetched(0, now - asked, empty=now - asked > 0.5 * (asked - self.left_at), full=False)
         elif item.slot >= 0:
             self.stats.fetched(queued, now - asked, empty=queued == 0, full=queued >= self.slots.count - 1)

@@ -6,7 +6,6 @@ it makes, and sends an error in the place of what cannot be sent.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import multiprocessing
 import multiprocessing.queues
@@ -19,7 +18,7 @@ import torch.multiprocessing
 from torch._utils import ExceptionWrapper
 from torch.utils.data import _utils, get_worker_info
 
-from torch_sink.common.patches import wait_for_senders
+from torch_sink.common.patches import wait_for_senders_at_exit
 from torch_sink.common.random_state import RandomState, global_random_state, set_global_random_state
 from torch_sink.damage.loaders import guard_worker
 from torch_sink.errors import SinkError
@@ -99,7 +98,7 @@ class WorkerInit:
 
     def __call__(self, worker: int) -> None:
         threading.Thread(target=_leave_with_parent, name="torch_sink-parent", daemon=True).start()
-        atexit.register(wait_for_senders)
+        wait_for_senders_at_exit()
         guard_worker(self.policy)
         if self.init is not None:
             self.init(worker)

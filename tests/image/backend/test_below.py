@@ -296,6 +296,16 @@ def test_a_compiled_function_finds_real_tensors(kind: str, unmoved: Callable[[st
 
 
 @pytest.mark.usefixtures("_fresh_compiler")
+def test_functionals_are_compiled_without_a_warning() -> None:
+    image = torch.rand(3, 4, 5)
+    flip, normalize = v2.functional.horizontal_flip, v2.functional.normalize
+    function = compiled(lambda x: normalize(flip(x), [0.5] * 3, [0.5] * 3), [], fullgraph=True)
+    with torch_sink.image_backend("device", device="meta"):
+        for _ in range(2):
+            assert torch.equal(function(image), (image.flip(-1) - 0.5) / 0.5)
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
 def test_compiled_before_the_backend_was_set() -> None:
     with torch_sink.image_backend("PIL"):
         expected = image() * 2 + 1

@@ -136,6 +136,19 @@ def test_files_of_no_known_size_are_read_to_their_end(size: int, tmp_path: Path)
     assert read_file(tmp_path / "file") == data
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_images_of_a_pipe(kind: str, tmp_path: Path) -> None:
+    """A pipe gives its bytes once, and whoever opens it again waits for ever."""
+    image, pipe = Image.effect_noise((40, 30), 50), tmp_path / "pipe"
+    image.save(tmp_path / "file", kind)
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as pool, torch_sink.image_backend("device", device="meta"):
+        written = pool.submit(pipe.write_bytes, (tmp_path / "file").read_bytes())
+        found = default_loader(str(pipe))
+        written.result()
+    assert found.tobytes() == default_loader(str(tmp_path / "file")).tobytes()
+
+
 def test_a_missing_file(tmp_path: Path) -> None:
     with torch_sink.image_backend("device", device="meta"):
         for load in (default_loader, Image.open):

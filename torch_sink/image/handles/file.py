@@ -179,7 +179,9 @@ def _loaded(stock: Callable[..., Any], path: Any) -> Image.Image:
         return LazyImage(source, (), source.size, "RGB")
     try:
         with executing():
-            image = stock(path)
+            # What is no file, as a pipe, gives its bytes once. Of other files than JPEG only the first were read.
+            is_read = len(data) != len(START_OF_IMAGE) and not os.path.isfile(path)
+            image = Image.open(io.BytesIO(data)).convert("RGB") if is_read else stock(path)
             image.load()
     except (OSError, Image.DecompressionBombError) as error:
         if name in str(error):

@@ -42,7 +42,10 @@ _DOWN_FIRST = [Kind.RESAMPLE_Y, Kind.RESAMPLE_X], [Kind.FILTER_Y, Kind.FILTER_X]
 
 
 def narrow_resize(lowered: LoweredImage, top: int, left: int) -> bool:
-    """Applies a crop to the resize or blur right before it, which then makes only these pixels; False if none is."""
+    """Applies a crop to the resize or blur right before it, which then makes only these pixels.
+
+    Returns False where no such filter comes before.
+    """
     kinds, size = lowered.codes[-2:], [lowered.height, lowered.width]
     one, other = (list(lowered.atom(len(lowered.codes) - back)) for back in (2, 1))
     if kinds in _ACROSS_FIRST:

@@ -91,7 +91,7 @@ class _Planner:
     Args:
         size: width and height of the decoded image.
         lowered: the image, lowered from its calls.
-        calls: recorded on it.
+        calls: what was recorded on the image.
     """
 
     def __init__(self, size: tuple[int, int], lowered: LoweredImage, calls: tuple[Op, ...]) -> None:

@@ -86,8 +86,8 @@ class Images:
 def places_of(images: Sequence[Decoded | DecodeError], memory: torch.Tensor) -> tuple[np.ndarray, list[torch.Tensor]]:
     """Where images lie on the device, and the tensors that hold them; those on the host are copied in one transfer.
 
-    Places are int64 [images, PLACE_COLUMNS], from the first byte of `memory`, uint8 [bytes] on the device. All pixels
-    of an error are one zero.
+    Places are int64 [images, PLACE_COLUMNS], from the first byte of `memory`, uint8 [bytes] on the device. An
+    error's pixels all read the same zero byte.
     """
     places = np.empty((len(images), 4), np.int64)
     pixels = [image.pixels if isinstance(image, Decoded) else torch.zeros(1, dtype=torch.uint8) for image in images]

@@ -123,9 +123,9 @@ def check_takes(name: str, function: Any, *arguments: str) -> None:
 
 
 def check_model(model: Any, loss_fn: Any, forward: Any, *, trains: bool) -> None:
-    """Raise unless the model can be used, and trained if it `trains`; so for `loss_fn` and `forward`.
+    """Raise unless `model`, `loss_fn` and `forward` can be used: for training if `trains`, else for evaluation only.
 
-    One of these must compute the loss of a training; without training both may be None.
+    Training needs `loss_fn` or `forward`, which computes its loss; without training both may be None.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; pass a torch.nn.Module")

@@ -91,9 +91,8 @@ class GraphEngine(Engine):
         if self.mode != "graph":
             super().begin(steps, iteration)
             return
-        if (
-            self._may_have_changed
-        ):  # by callbacks, or by the user between two runs; this reads all parameters' addresses
+        # By callbacks, or by the user between two runs; this reads all parameters' addresses.
+        if self._may_have_changed:
             self.training_step.update.follow_optimizer()
             make_capturable(self.schedule.optimizer, cycles_betas=self.schedule.cycles_betas)
             self.reserve(steps)

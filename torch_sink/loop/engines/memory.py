@@ -61,9 +61,10 @@ class GraphMemory:
         return sum(segment["total_size"] for segment in self._segments()) if self.graphs else 0
 
     def make_room(self) -> bool:
-        """Empty the allocator's cache if the device has less free memory than the graphs need; whether it has it then.
+        """Empty the allocator's cache if the device has less free memory than the graphs need.
 
         Needed before uncaptured work: while a thread allocates in a pool, the allocator does not do that by itself.
+        Returns whether it then has it.
         """
         if self._is_tight():
             with capture_lock:
