@@ -378,7 +378,8 @@ HOLDERS: dict[str, Callable[[Any], Any]] = {
 def test_images_are_found(paths: list[Path], holder: str) -> None:
     with torch_sink.image_backend("device", device="cpu"):
         image = opened(paths[0])
-        assert [found is image for found in images_in(HOLDERS[holder](image))] == [True]
+        dataset = [HOLDERS[holder](image)]  # of a dataset that is a function, the module would be searched, too
+        assert [found is image for found in images_in(dataset)] == [True]
 
 
 everywhere: list[Any] = []  # of this module, which a dataset reaches by each of its functions
