@@ -20,7 +20,9 @@ VENV ?= .venv
 VENV_OLDEST ?= .venv-oldest
 VENV_CORE ?= .venv-core
 # Three test files at a time, on two cores: one of them often waits for time to pass.
-PYTEST_FLAGS ?= -n 3 --dist loadfile --no-loadscope-reorder
+# A test that hangs, in C too, prints its stack after five minutes and ends the run: xdist would begin it again and again.
+PYTEST_FLAGS ?= -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 \
+    -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
 PART ?= all
 TRIAL ?=
 RESULTS ?= local/gpu
@@ -72,7 +74,7 @@ test-core: setup-core
 	$(VENV_CORE)/bin/python -m pytest -m "not slow" $(PYTEST_FLAGS) $(CORE_TESTS)
 
 test-slow: setup
-	$(VENV)/bin/python -m pytest -m slow $(PYTEST_FLAGS) -n 0
+	$(VENV)/bin/python -m pytest -m slow $(PYTEST_FLAGS) -n 0 -o faulthandler_timeout=0
 
 test-clone: setup-oldest
 	$(VENV_OLDEST)/bin/python -m pytest tests/project/test_clone.py
