@@ -129,7 +129,7 @@ def _rows() -> Iterator[Row]:
     yield from below.PLACES
     yield torch.jit, "script", around(_script)
     for kind in HANDLES:
-        yield collate.default_collate_fn_map, kind, around(lambda _, batch, **__: collate_handles(batch))
+        yield collate.default_collate_fn_map, kind, lambda _: collate_handles
     yield collate.default_collate_fn_map, torch.Tensor, around(stand_ins.collate_tensors)
     yield _DatasetKind, "create_fetcher", loaders.create_fetcher
     yield dataloader._BaseDataLoaderIter, "__init__", _begin_iterator

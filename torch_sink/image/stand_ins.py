@@ -19,10 +19,11 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from torch_sink.image.core.fallback import MUTED, executing, report_fallback
-from torch_sink.image.core.ops import Op, Recorder
+from torch_sink.image.core.ops import Recorder
 from torch_sink.image.handles.image import lazy_image
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
 from torch_sink.image.operations import RECORDERS, TAKE_PALETTES
+from torch_sink.image.operations.functionals import through_tensor
 from torch_sink.image.run.batch import LazyBatch
 from torch_sink.image.run.collate import collate_handles
 from torch_sink.image.run.stack import EACH_ALONE, LazyStack
@@ -98,13 +99,8 @@ def pillow_kernel(name: str) -> Make:
     if name == "resized_crop":
         return on_image("pil.resized_crop_v2", by_methods=True)
     if name in _THROUGH_TENSORS:
-        return _on_image(functools.partial(_through_tensor, RECORDERS[f"v2.{name}"]), palettes=False)
+        return _on_image(through_tensor(RECORDERS[f"v2.{name}"]), palettes=False)
     return on_image(f"pil.{name}") if f"pil.{name}" in RECORDERS else through_methods
-
-
-def _through_tensor(recorder: Recorder, image: Any, *args: Any, **kwargs: Any) -> Any:
-    made = recorder(image.as_tensor(Op("pil_to_tensor"), torch.uint8), *args, **kwargs)
-    return made if made is NotImplemented else made.as_image()
 
 
 # --- tensors

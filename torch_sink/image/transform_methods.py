@@ -10,6 +10,7 @@ import copy
 import functools
 from collections.abc import Callable, Sequence
 from itertools import compress
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -163,10 +164,12 @@ def log_usage(stock: Callable[[Any], None]) -> Callable[[Any], None]:
 
     It is no `functools.cache`, of which `torch.compile` warns.
     """
-    logged: set[Any] = set()
+    logged: set[FunctionType] = set()
 
     def log(user: Any) -> None:
-        if user not in logged:
+        if type(user) is not FunctionType:  # what a program put in a functional's place; it may have no hash
+            stock(user)
+        elif user not in logged:
             stock(user)
             logged.add(user)
 

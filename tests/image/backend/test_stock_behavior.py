@@ -6,7 +6,9 @@ import copy
 import io
 import pickle
 import warnings
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -314,3 +316,29 @@ def test_detection_pipelines(openers: dict[str, Callable[[], Image.Image]], name
                 assert list(actual) == list(expected)
                 for key in expected:
                     same_value(actual[key], expected[key])
+
+
+@dataclass  # which has no hash
+class _Counted:
+    """Stands for a functional, and counts its calls."""
+
+    function: Use
+    calls: int = 0
+
+    def __call__(self, image: Any) -> Any:
+        self.calls += 1
+        return self.function(image)
+
+
+def test_a_functional_that_a_program_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be any object: it need not have a hash, and is not kept alive."""
+    counted = _Counted(F.rgb_to_grayscale)
+    monkeypatch.setattr(F, "rgb_to_grayscale", counted)
+    image, gone = torch.arange(12.0).view(3, 2, 2), weakref.ref(counted)
+    expected = F.rgb_to_grayscale(image)
+    with torch_sink.image_backend("device", device="cpu"):
+        assert torch.equal(F.rgb_to_grayscale(image), expected)
+        assert counted.calls == 2
+        monkeypatch.undo()
+        del counted
+        assert gone() is None

@@ -5,18 +5,6 @@ Uses without a batch in between belong to one sample, such as two crops that are
 
 from __future__ import annotations
 
-batches = 0  # how many batches and single images this process has made or planned
+batches = 0  # how many batches and single images this process has made, planned, or sent to another process
 is_collating = False  # whether this data worker is inside collate_fn, whose result is sent to another process
-were_opened = False  # whether this process has opened images whose pixels are not made yet
-
-
-def note_batch() -> None:
-    """Notes that values were made, planned, or sent to another process."""
-    global batches
-    batches += 1
-
-
-def note_opened() -> None:
-    """Notes that an image was opened whose pixels are not made yet, which a dataset may keep."""
-    global were_opened
-    were_opened = True
+were_opened = False  # whether this process has opened images whose pixels are not made yet, which a dataset may keep

@@ -222,7 +222,7 @@ def encoded_source(data: bytes, path: str, mode: str | None = None, *, thorough:
     if mode is None:
         mode = "RGB" if header.mode == "CMYK" else header.mode
     source = EncodedSource(data, path, header, mode)
-    uses.note_opened()
+    uses.were_opened = True
     return source if not thorough or _opens(source) else None
 
 

@@ -121,7 +121,7 @@ def from_buffer(stock: Callable[..., Image.Image], *args: Any, **kwargs: Any) ->
 
 def pixels_of(image: Image.Image) -> PixelSource:
     """A source of a copy of an ordinary image's pixels, which later writes to the image do not change."""
-    uses.note_opened()
+    uses.were_opened = True
     values = image.__dict__.get("lazy_values")  # which another thread may drop
     if values is None or image.info:  # bytes have no `info`
         return PixelSource(image._new(image.im.copy()))

@@ -83,7 +83,7 @@ class LazyJpegImageFile(LazyPixels, JpegImageFile):
     def _load(self) -> Any:
         if self.waits:
             report_fallback("pixels of a Pillow image", "read by other code", inner_module="PIL")
-            uses.note_batch()
+            uses.batches += 1
         return JpegImageFile.load(self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:

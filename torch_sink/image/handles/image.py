@@ -209,7 +209,7 @@ class LazyImage(LazyPixels, metaclass=_StockType):
     def _load(self) -> Any:
         if self.is_recording:
             report_fallback("pixels of a Pillow image", "read by other code", inner_module="PIL")
-            uses.note_batch()
+            uses.batches += 1
             source, ops = _source_and_ops(self.__dict__)
             with executing():
                 image = replay(source.decode(), ops)
@@ -242,7 +242,7 @@ class LazyImage(LazyPixels, metaclass=_StockType):
             return self.__reduce_ex__(protocol)
         if self.is_recording and not settings.sends_pixels():
             source, ops = self.recipe()
-            uses.note_batch()
+            uses.batches += 1
             info = {"info": self.info} if "info" in self.__dict__ else None
             return unpickled, (self.lazy_class, source, ops, self._size, self._mode), info
         with executing():

@@ -150,7 +150,7 @@ class _Handle(Lazy):
         self.become_all(_other_than(real, replay(real, self.lazy_ops[len(ops) :])))
 
     def _replayed(self) -> torch.Tensor:
-        uses.note_batch()
+        uses.batches += 1
         with executing():
             source = self.lazy_source
             return _other_than(getattr(source, "tensor", None), replay(source.decode(), self.lazy_ops, in_place=True))
@@ -197,7 +197,7 @@ class _Handle(Lazy):
     def __reduce_ex__(self, protocol: Any) -> Any:
         if stays(protocol) or not self.is_recording or settings.sends_pixels():
             return self.materialize().__reduce_ex__(protocol)
-        uses.note_batch()
+        uses.batches += 1
         return unpickled, (self.lazy_class, self.lazy_source, self.lazy_ops, tuple(self.lazy_shape), self.lazy_dtype)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:

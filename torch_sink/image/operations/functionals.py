@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torchvision.transforms import _functional_pil as F_pil
 from torchvision.transforms import _functional_tensor as F_tensor
 from torchvision.transforms.v2 import functional as F_v2
@@ -54,3 +55,16 @@ def adjusted(name: str, handle: Any, factor: Any) -> Any:
     if handle.lazy_dtype not in NUMERIC or not takes(factor) or not is_computed_in_float32(family, handle):
         return NotImplemented
     return handle.record(Op(name, (factor,)))
+
+
+_PIL_TO_TENSOR = Op("pil_to_tensor")
+
+
+def through_tensor(recorder: Recorder) -> Recorder:
+    """The recorder of a functional that turns Pillow images into tensors and back, from its recorder on tensors."""
+
+    def record(image: Any, *args: Any, **kwargs: Any) -> Any:
+        made = recorder(image.as_tensor(_PIL_TO_TENSOR, torch.uint8), *args, **kwargs)
+        return made if made is NotImplemented else made.as_image()
+
+    return record

@@ -20,7 +20,7 @@ from torch_sink.image.run.batch import LazyBatch, parsed_to
 from torch_sink.image.run.stock import decoded_once, run_on_cpu
 
 
-def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
+def collate_handles(handles: Sequence[Any], **_: Any) -> torch.Tensor:
     """Stacks handles, and ordinary tensors among them, to a `LazyBatch`; raises the errors of stock code.
 
     Where this process's CPU executes at once, it is an ordinary tensor, in shared memory in a worker.
@@ -48,7 +48,7 @@ def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
         return torch.stack([item.materialize() for item in items])
     full_shape = (len(items), *shape)
     if at_once:
-        uses.note_batch()
+        uses.batches += 1
         is_sent = uses.is_collating  # not a stack that a program makes for one sample
         out = collated_tensor(full_shape, dtype) if is_sent else torch.empty(full_shape, dtype=dtype, device="cpu")
         try:
@@ -64,7 +64,7 @@ def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
 
 def lazy_batch(items: Sequence[Any], destination: str, interpreted: bool = False) -> LazyBatch:
     """The batch of handles of one shape and dtype; see `make_program` for the other arguments."""
-    uses.note_batch()
+    uses.batches += 1
     sources, calls = [item.lazy_source for item in items], [item.lazy_ops for item in items]
     shape = len(items), *items[0].lazy_shape
     return LazyBatch(make_program(sources, calls, shape, items[0].lazy_dtype, destination, interpreted))

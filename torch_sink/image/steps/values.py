@@ -17,6 +17,7 @@ from torchvision.transforms import v2
 from torch_sink.image.core.ops import Op, recorder
 from torch_sink.image.handles.image import LazyImage
 from torch_sink.image.handles.tensor import LazyTensor, LazyTVImage
+from torch_sink.image.operations.functionals import through_tensor
 from torch_sink.image.steps.draft import Draft, draft_of
 from torch_sink.image.steps.draws import as_drawn, chance, exponential, is_probability, log_ratio, real, whole
 from torch_sink.image.steps.moves import fill_of_warp, sized, warped
@@ -142,13 +143,8 @@ def _toned_at_random(transform: Any, draft: Draft) -> Any:
 # --- blur and deformations
 
 
-def _through_tensor(record: Any, draft: Draft, *args: Any) -> Any:
-    made = record(draft.as_tensor(_PIL_TO_TENSOR, torch.uint8), *args)
-    return made if made is NotImplemented else made.as_image()
-
-
 def _by_family(name: str, **targets: Any) -> Functional:
-    images = {each: functools.partial(_through_tensor, recorder(f"{each}.{targets[each]}")) for each in targets}
+    images = {each: through_tensor(recorder(f"{each}.{targets[each]}")) for each in targets}
     return Functional(name, images, **targets)
 
 
