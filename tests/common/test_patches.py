@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -196,8 +197,9 @@ def test_nobody_waits_for_batches_that_nobody_reads() -> None:
     began = time.monotonic()
     wait_for_senders()
     waited = time.monotonic() - began
-    for queue in queues:
-        queue.get()
+    with ThreadPoolExecutor(len(queues)) as pool:  # the threads take the lock in any order
+        for got in [pool.submit(queue.get, timeout=60) for queue in queues]:
+            got.result()
     for queue in queues:
         queue.close()
         queue._thread.join()  # type: ignore[attr-defined]
