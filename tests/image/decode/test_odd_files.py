@@ -31,6 +31,7 @@ WAYS: dict[str, Callable[[str], Any]] = {
     "open": lambda path: Image.open(io.BytesIO(Path(path).read_bytes())),
     "convert": lambda path: _opened(path, lambda image: image.convert("RGB")),
     "to gray": lambda path: _opened(path, lambda image: image.convert("L")),
+    "crop": lambda path: _opened(path, lambda image: F.crop(image.convert("RGB"), 0, 1, image.height // 2, 5)),
     "resize": lambda path: _opened(path, lambda image: F.resize(image.convert("RGB"), [8, 9])),
 }
 

@@ -110,7 +110,7 @@ def read_jpeg_header(data: bytes, *, thorough: bool = False) -> JpegHeader | Non
                     return None
                 scans += 1
                 if not progressive and data[body] == frame[5]:
-                    if thorough and _next_marker(data, after) != len(data) - 2:
+                    if thorough and next_marker(data, after) != len(data) - 2:
                         return None
                     layout = _layout(frame[5:], data[body:after]) if is_ycc and frame[0] == 8 else None
                     if layout is not None:
@@ -119,7 +119,7 @@ def read_jpeg_header(data: bytes, *, thorough: bool = False) -> JpegHeader | Non
                         tables_at = at[:count], at[count : 2 * count], at[2 * count :]
                         only_scan = BaselineScan(after, sampling, restart_interval, *tables_at)
                     break
-                after = _next_marker(data, after)
+                after = next_marker(data, after)
             elif marker in _FRAMES:
                 if frame:
                     return None
@@ -140,7 +140,7 @@ def read_jpeg_header(data: bytes, *, thorough: bool = False) -> JpegHeader | Non
         return None
 
 
-def _next_marker(data: bytes, position: int) -> int:
+def next_marker(data: bytes | memoryview, position: int) -> int:
     """The position where the data of a scan end."""
     following = _MARKER_AFTER_SCAN.search(data, position)
     return len(data) if following is None else following.start()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import os
 import stat
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +20,7 @@ from torch_sink.errors import DecodeError
 from torch_sink.image.core import settings, uses
 from torch_sink.image.core.fallback import executing
 from torch_sink.image.core.ops import Op, count_before_values, makes_floats, replay
-from torch_sink.image.decode.jpeg_header import JpegHeader, read_jpeg_header
+from torch_sink.image.decode.jpeg_header import JpegHeader, next_marker, read_jpeg_header
 
 
 class EncodedSource(NamedTuple):
@@ -52,6 +54,30 @@ class EncodedSource(NamedTuple):
             return image._new(image.im)  # like `copy`, but of the same memory
         except (OSError, SyntaxError, ValueError) as error:
             raise DecodeError(self.path, -1, str(error)) from error
+
+    def decode_rows(self, count: int) -> Image.Image | None:
+        """The first rows of what `decode` gives, at less cost; None where rows below them could make it raise.
+
+        They cannot where the end of the image is the only marker behind the header of a baseline file. Pillow's decoder
+        writes a row when it is final, and calls it an error that fewer were wanted than the file has.
+        """
+        scan, is_less = self.header.scan, 0 < count * 16 < self.header.height * 15
+        if scan is None or not is_less or next_marker(self.data, scan.begin) != len(self.data) - 2:
+            return None
+        image = self.open()
+        extents = 0, 0, image.width, count
+        image._size, image.tile = extents[2:], [image.tile[0]._replace(extents=extents)]  # type: ignore[attr-defined]
+        image.im, last = Image.core.new(image.mode, image.size), (0, count - 1)  # type: ignore[attr-defined]
+        image.im.putpixel(last, _NEVER_DECODED[image.mode])
+        with contextlib.suppress(OSError):
+            image.load()
+        if image.im.getpixel(last) == _NEVER_DECODED[image.mode]:
+            return None  # or by chance
+        return image._new(image.im) if image.mode == self.mode else image.convert(self.mode)
+
+
+# A color in the last row shows, while it stays, that the row was not decoded.
+_NEVER_DECODED: dict[str, Any] = {"L": 253, "RGB": (253, 1, 254)}
 
 
 class PixelSource(NamedTuple):
@@ -160,6 +186,18 @@ def is_worth_keeping(source: Source, pixel_bytes: int) -> bool:
     return pixel_bytes <= held
 
 
+def replayed(source: Source, ops: Sequence[Op], in_place: bool = False) -> Any:
+    """What `replay` makes of the pixels of a source; where a crop comes first, rows below it are not decoded.
+
+    Raises:
+        DecodeError: the file is damaged.
+    """
+    image = None
+    if isinstance(source, EncodedSource) and ops and ops[0].name == "pil.crop":
+        image = source.decode_rows(ops[0].args[0][3])
+    return replay(source.decode() if image is None else image, ops, in_place)
+
+
 def made_here(source: Source, ops: tuple[Op, ...]) -> tuple[Source, tuple[Op, ...]]:
     """For a machine without a device: decodes the file and runs calls now; returns the new source and remaining calls.
 
@@ -173,7 +211,7 @@ def made_here(source: Source, ops: tuple[Op, ...]) -> tuple[Source, tuple[Op, ..
         return source, ops
     try:
         with executing():
-            made = replay(source.decode(), ops[:count], in_place=True)
+            made = replayed(source, ops[:count], in_place=True)
     except DecodeError:
         return source, ops
     return source_of(made, source.path), ops[count:]

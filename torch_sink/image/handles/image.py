@@ -8,6 +8,7 @@ import functools
 import math
 import operator
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -17,7 +18,7 @@ from PIL import Image
 from torch_sink.errors import DecodeError
 from torch_sink.image.core import settings, uses
 from torch_sink.image.core.fallback import executing, is_executing, ledger, report_fallback
-from torch_sink.image.core.ops import Op, replay
+from torch_sink.image.core.ops import Op
 from torch_sink.image.decode.source import (
     EncodedSource,
     PixelSource,
@@ -25,6 +26,7 @@ from torch_sink.image.decode.source import (
     has_plain_palette,
     is_worth_keeping,
     made_here,
+    replayed,
 )
 from torch_sink.image.handles.array import ArrayImage, pixels_of
 from torch_sink.image.handles.names import PixelAccess, named_as, stays, unpickled
@@ -88,7 +90,7 @@ class LazyPixels(Image.Image):
 
     def _forget(self) -> None:
         """Drops the file and the recorded calls, once the image has other pixels."""
-        for field in ("lazy_source", "lazy_ops", "lazy_file_source", "lazy_used", "lazy_has_views"):
+        for field in ("lazy_source", "lazy_ops", "lazy_file_source", "lazy_used", "lazy_has_views", "lazy_first"):
             self.__dict__.pop(field, None)
 
     def load(self) -> Any:
@@ -181,13 +183,15 @@ class LazyImage(LazyPixels, metaclass=_StockType):
     def recipe(self) -> tuple[Source, tuple[Op, ...]]:
         """The source and the calls that a new handle begins with; a second sample's begins with finished pixels.
 
-        Without a device, so does a second view of one sample, as self-supervised training takes them.
+        Without a device, so do a second view of one sample, as self-supervised training takes them, and then its first.
         """
         fields, now = self.__dict__, uses.batches
         if fields.get("lazy_used", now) != now:
             self.keep_pixels()
         elif "lazy_used" in fields and settings.makes_pixels_here():
             source, ops = made_here(*_source_and_ops(fields))
+            if (first := fields.pop("lazy_first", type(None))()) is not None:
+                first.take_pixels(source, len(fields["lazy_ops"]) - len(ops))
             fields.update({"lazy_source": source, "lazy_ops": ops, "lazy_has_views": True})
         fields["lazy_used"] = now
         return _source_and_ops(fields)
@@ -199,11 +203,9 @@ class LazyImage(LazyPixels, metaclass=_StockType):
         kept: the policy of its batch decides about its sample.
         """
         source, ops = _source_and_ops(self.__dict__)
-        is_done = isinstance(source, PixelSource) and not ops
-        if not is_done and is_worth_keeping(source, math.prod(self.lazy_shape)):
+        if (ops or not isinstance(source, PixelSource)) and is_worth_keeping(source, math.prod(self.lazy_shape)):
             with contextlib.suppress(DecodeError), executing():
-                kept = PixelSource(replay(source.decode(), ops), source.path)
-                self.__dict__.update({"lazy_source": kept, "lazy_ops": ()})
+                self.__dict__.update({"lazy_source": PixelSource(replayed(source, ops), source.path), "lazy_ops": ()})
                 ledger.note_kept()
 
     def _load(self) -> Any:
@@ -212,7 +214,7 @@ class LazyImage(LazyPixels, metaclass=_StockType):
             uses.batches += 1
             source, ops = _source_and_ops(self.__dict__)
             with executing():
-                image = replay(source.decode(), ops)
+                image = replayed(source, ops)
                 if isinstance(source, PixelSource) and image is source.image:
                     image = image.copy()  # the program may write to this image
             self.__dict__.setdefault("info", image.info)
@@ -265,7 +267,9 @@ class LazyImage(LazyPixels, metaclass=_StockType):
     def as_tensor(self, op: Op, dtype: torch.dtype, *, as_tv_image: bool = False) -> LazyTensor | LazyTVImage:
         """The handle of the tensor [C, H, W] that a conversion makes of the image."""
         source, before = self.recipe()
-        return (LazyTVImage if as_tv_image else LazyTensor)(source, (*before, op), self.lazy_shape, dtype)
+        made = (LazyTVImage if as_tv_image else LazyTensor)(source, (*before, op), self.lazy_shape, dtype)
+        self.__dict__["lazy_first"] = weakref.ref(made)  # for `recipe`
+        return made
 
 
 for _kind in HANDLES:

@@ -16,7 +16,7 @@ from torch_sink.image.core import settings, uses
 from torch_sink.image.core.arguments import is_scaled_bytes
 from torch_sink.image.core.fallback import executing, ledger, report_fallback
 from torch_sink.image.core.ops import Op, Recorder, replay
-from torch_sink.image.decode.source import FinishedSource, Source
+from torch_sink.image.decode.source import EncodedSource, FinishedSource, Source, made_here, replayed
 from torch_sink.image.handles.lazy import Lazy, without_memory
 from torch_sink.image.handles.names import named_as, stays, unpickled, written
 from torch_sink.image.operations import RECORDERS
@@ -93,6 +93,12 @@ class _Handle(Lazy):
         refs.append(weakref.ref(view))
         return view
 
+    def take_pixels(self, source: Source, done: int) -> None:
+        """Begins with pixels that the first `done` calls made of its file, where it is the first view of an image."""
+        fields = self.__dict__
+        if isinstance(fields.get("lazy_source"), EncodedSource) and self.lazy_base is None and not self.lazy_views:
+            fields["lazy_source"], fields["lazy_ops"] = made_here(source, fields["lazy_ops"][done:])
+
     @property
     def lazy_views(self) -> list[Any]:
         """The handles and batches that are views of this one, as far as the program holds them."""
@@ -153,7 +159,7 @@ class _Handle(Lazy):
         uses.batches += 1
         with executing():
             source = self.lazy_source
-            return _other_than(getattr(source, "tensor", None), replay(source.decode(), self.lazy_ops, in_place=True))
+            return _other_than(getattr(source, "tensor", None), replayed(source, self.lazy_ops, in_place=True))
 
     @staticmethod
     def _stock_type(tensor: torch.Tensor) -> torch.Tensor:

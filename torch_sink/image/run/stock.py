@@ -12,7 +12,7 @@ from torch_sink.errors import DecodeError
 from torch_sink.image.core.fallback import executing
 from torch_sink.image.core.ops import STOCK, Op, count_before_values, replay
 from torch_sink.image.core.transfer import transfer
-from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource, Source, source_of
+from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource, Source, replayed, source_of
 from torch_sink.image.program.program import Made, Program, Wanted, survivors
 
 
@@ -83,7 +83,7 @@ def run_on_cpu(images: Iterable[tuple[Source, tuple[Op, ...]]], out: torch.Tenso
 def _begun(source: Source, ops: tuple[Op, ...]) -> tuple[Any, tuple[Op, ...]]:
     """Runs all but the last calls; returns the image or tensor, and the last calls."""
     count = count_before_values(ops)
-    return replay(source.decode(), ops[:count]), ops[count:]
+    return replayed(source, ops[:count]), ops[count:]
 
 
 def _finish(pixels: list[Any], last_calls: tuple[Op, ...], target: torch.Tensor) -> None:
@@ -129,7 +129,7 @@ def decoded_once(images: Sequence[Any]) -> list[tuple[Source, tuple[Op, ...]]]:
             together = zip(*(image.lazy_ops for image in alike), strict=False)
             common = [calls[0] for calls in itertools.takewhile(lambda calls: len({*calls}) == 1, together)]
             with executing():
-                made = replay(source.decode(), common)
+                made = replayed(source, common)
             begun[key] = source_of(made, source.path), len(common)
     found = [(*begun[id(image.lazy_source)], image.lazy_ops) for image in images]
     return [(source, ops[done:]) for source, done, ops in found]

@@ -213,14 +213,10 @@ def alone(stock: Callable[..., Any], transform: Any, img: Any) -> Any:
 _contains = "pad crop"
 
 
-@step(v1.Compose, v2.Compose, calls=_contains)
+@step(v1.Compose, v2.Compose, nn.Sequential, calls=_contains)
 def _compose(compose: Any, draft: Draft) -> Any:
-    return run_all(compose.transforms, draft) if compose.transforms else NotImplemented
-
-
-@step(nn.Sequential, calls=_contains)
-def _sequential(sequential: Any, draft: Draft) -> Any:
-    return run_all(sequential, draft)
+    transforms = compose if type(compose) is nn.Sequential else compose.transforms
+    return run_all(transforms, draft) if len(transforms) else NotImplemented
 
 
 @step(v1.RandomApply, calls=_contains)

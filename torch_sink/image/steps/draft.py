@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -125,7 +126,9 @@ class Draft:
         ops = before + ops
         if "lazy_has_views" in vars(origin):  # a batch would hold their decoded files
             source, ops = made_here(source, ops)
-        return self.kind(source, ops, self.lazy_shape, self.lazy_dtype)
+        made = self.kind(source, ops, self.lazy_shape, self.lazy_dtype)
+        vars(origin)["lazy_first"] = weakref.ref(made)  # for `LazyImage.recipe`
+        return made
 
 
 def draft_of(image: Any) -> Any:
