@@ -219,18 +219,12 @@ def _compose(compose: Any, draft: Draft) -> Any:
     return run_all(transforms, draft) if len(transforms) else NotImplemented
 
 
-@step(v1.RandomApply, calls=_contains)
-def _apply_v1(apply: Any, draft: Draft) -> Any:
-    if not is_probability(apply.p):
-        return NotImplemented
-    return run_all(apply.transforms, draft) if as_drawn(apply.p) >= chance() else draft
-
-
-@step(v2.RandomApply, calls=_contains)
-def _apply_v2(apply: Any, draft: Draft) -> Any:
+@step(v1.RandomApply, v2.RandomApply, calls=_contains)
+def _apply(apply: Any, draft: Draft) -> Any:
     if not is_probability(apply.p) or not len(apply.transforms):
         return NotImplemented
-    return run_all(apply.transforms, draft) if chance() < as_drawn(apply.p) else draft
+    drawn, p = chance(), as_drawn(apply.p)
+    return run_all(apply.transforms, draft) if drawn < p or (drawn == p and type(apply) is v1.RandomApply) else draft
 
 
 @step(v1.RandomChoice, calls=_contains)
