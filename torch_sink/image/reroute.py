@@ -46,8 +46,9 @@ from torch_sink.image.handles.image import LazyPixels
 from torch_sink.image.handles.kept import keep_images_of
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
 from torch_sink.image.operations import RECORDERS
+from torch_sink.image.run.batch import LazyBatch
 from torch_sink.image.run.collate import collate_handles
-from torch_sink.image.run.stack import EACH_ALONE, LazyStack
+from torch_sink.image.run.stack import EACH_ALONE
 from torch_sink.image.stand_ins import around, before
 from torch_sink.image.steps import augment, containers, registry, values  # noqa: F401  they fill the registry
 
@@ -156,7 +157,7 @@ def _kernel_rows() -> Iterator[Row]:
             if stock_type in kernels:
                 yield kernels, kind, stand_ins.handle_kernel(name, function)
         if name in EACH_ALONE:
-            yield kernels, LazyStack, stand_ins.handle_kernel(name, kernels[torch.Tensor])
+            yield kernels, LazyBatch, stand_ins.handle_kernel(name, kernels[torch.Tensor])
 
 
 def _script(stock: Callable[..., Any], obj: Any, optimize: Any = None, _frames_up: int = 0, **kwargs: Any) -> Any:
@@ -232,10 +233,10 @@ def _made_here(batch: Any, makes_pixels: bool) -> Any:
     Without a device, ordinary tensors and images leave a worker, whatever `collate_fn` returns: their pixels are made
     here, in parallel with other workers. With a device, stacks are packed.
     """
-    if makes_pixels or LazyStack.were_made:
+    if makes_pixels or LazyBatch.are_recorded:
         with executing():
             for leaf in _leaves(batch):
-                if isinstance(leaf, LazyStack):
+                if isinstance(leaf, LazyBatch):
                     leaf.pack()
                 elif makes_pixels and isinstance(leaf, LazyPixels):
                     leaf.load()

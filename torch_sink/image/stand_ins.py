@@ -26,7 +26,7 @@ from torch_sink.image.operations import RECORDERS, TAKE_PALETTES
 from torch_sink.image.operations.functionals import through_tensor
 from torch_sink.image.run.batch import LazyBatch
 from torch_sink.image.run.collate import collate_handles
-from torch_sink.image.run.stack import EACH_ALONE, LazyStack
+from torch_sink.image.run.stack import EACH_ALONE
 
 Stock = Callable[..., Any]
 Make = Callable[[Stock], Stock]
@@ -118,7 +118,7 @@ def on_tensor(name: str, recorder: Recorder | None, makes_pure: bool = False) ->
             if type(image) is torch.Tensor:
                 return stock(image, *args, **kwargs)
             if not isinstance(image, HANDLES):
-                each = type(image) is LazyStack and recorder is not None and name in EACH_ALONE
+                each = type(image) is LazyBatch and recorder is not None and name in EACH_ALONE
                 made = image.record_each(recorder, *args, **kwargs) if each else NotImplemented
                 return stock(image, *args, **kwargs) if made is NotImplemented else made
             is_recording, ops, dtype = image.is_recording, image.lazy_ops, image.dtype
@@ -187,7 +187,7 @@ def collate_tensors(stock: Stock, batch: Any, **kwargs: Any) -> Any:
     kinds = set(map(type, batch))
     if not kinds.isdisjoint(HANDLES):
         return collate_handles(batch)
-    return torch.stack(batch) if kinds == {LazyStack} else stock(batch, **kwargs)
+    return torch.stack(batch) if kinds == {LazyBatch} else stock(batch, **kwargs)
 
 
 # --- types

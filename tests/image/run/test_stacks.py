@@ -26,8 +26,6 @@ from image.decode.test_bad_input import corrupt
 from image.run.test_collate import assert_same_structure, stock_and_lazy
 from torch_sink.image.core import settings
 from torch_sink.image.run.batch import LazyBatch
-from torch_sink.image.run.collate import lazy_batch
-from torch_sink.image.run.stack import LazyStack
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
@@ -129,7 +127,7 @@ def check_transform(folder: Path, name: str, workers: int) -> None:
         return found
 
     expected, made = stock_and_lazy(batches)
-    assert all(isinstance(images, LazyStack) == runs_kernels() for images, _ in made)
+    assert all(isinstance(images, LazyBatch) == runs_kernels() for images, _ in made)
     for (images, target), (stock_images, stock_target) in zip(moved(made), moved(expected), strict=True):
         assert_same_bits(images, stock_images)
         assert torch.equal(target, stock_target)
@@ -300,7 +298,7 @@ def test_errors_are_those_of_torch(name: str, monkeypatch: pytest.MonkeyPatch) -
 def test_views_share_their_file() -> None:
     with torch_sink.image_backend("device", device="meta"):
         batch = pickle.loads(pickle.dumps(batch_of(4)))
-        assert isinstance(batch, LazyStack)
+        assert isinstance(batch, LazyBatch)
         assert len(batch.program.packed.contents.entries) == 1
         assert batch.program.packed.entry_of_image == [0] * 12
         assert batch.plan.decoders.total() == 12
@@ -341,7 +339,7 @@ def test_a_damaged_view_loses_its_sample(policy: str, is_given_memory: bool, mon
     with torch_sink.image_backend("device", device="cpu"):
         waiting(monkeypatch)
         batch = default_collate([Damaged((0, 2))[index] for index in range(4)])
-        assert isinstance(batch, LazyStack)
+        assert isinstance(batch, LazyBatch)
         out = torch.zeros(batch.shape) if is_given_memory else None
         made, rows = batch.__torch_sink_execute__("cpu", out=out, on_decode_error=policy)
         assert rows == ([1, 3] if policy == "skip" else [1, 1, 3, 3])
@@ -360,7 +358,7 @@ def test_what_was_made_outlives_the_backend(monkeypatch: pytest.MonkeyPatch) -> 
     with torch_sink.image_backend("device", device="cpu"):
         waiting(monkeypatch)
         made = batch_of()
-    assert isinstance(made, LazyStack)
+    assert isinstance(made, LazyBatch)
     assert_same_bits(made.to("cpu"), expected)
 
 
@@ -384,9 +382,8 @@ def test_a_single_stack_is_a_batch_of_its_own(monkeypatch: pytest.MonkeyPatch) -
     with torch_sink.image_backend("device", device="cpu"):
         waiting(monkeypatch)
         stack = torch.stack(crops())
-        assert isinstance(stack, LazyStack)
+        assert isinstance(stack, LazyBatch)
         assert len(stack.program.packed.calls()) == 3
         made, _ = stack.__torch_sink_execute__("cpu", memory_format=torch.channels_last)
         assert made.is_contiguous(memory_format=torch.channels_last)
         assert torch.equal(made, expected)
-        assert type(lazy_batch([F.to_tensor(opener(encoded(9, 9))())], "cpu")) is LazyBatch

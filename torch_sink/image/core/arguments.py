@@ -150,3 +150,13 @@ def leaves_range(handle: Any, also_by_overshoot: bool = False) -> bool:
         op.operation.leaves_range(op) or (also_by_overshoot and op.operation.overshoots(op))
         for op in ops[clamped + 1 :]
     )
+
+
+def parsed_to(*args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtype | None, torch.memory_format | None]:
+    """(device, dtype, memory format) from the arguments of `Tensor.to`; torch's own parser does not take `copy`."""
+    by_position = 3 if args and isinstance(args[0], (torch.dtype, torch.Tensor)) else 4
+    if len(args) == by_position and "copy" not in kwargs:
+        args = args[:-1]
+    kwargs.pop("copy", None)
+    device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+    return device, dtype, memory_format

@@ -1,62 +1,158 @@
-"""LazyBatch, which `default_collate` makes of handles: packed bytes and the calls recorded on each image."""
+"""LazyBatch, which `default_collate` and `torch.stack` make of handles: a program, or images still recorded."""
 
 from __future__ import annotations
 
+import functools
+import math
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
 
 from torch_sink.damage.report import POLICIES, BrokenFile
-from torch_sink.errors import SinkError
-from torch_sink.image.core.fallback import report_fallback
+from torch_sink.errors import DecodeError, SinkError
+from torch_sink.image.core import uses
+from torch_sink.image.core.arguments import parsed_to
+from torch_sink.image.core.fallback import executing, report_fallback
 from torch_sink.image.core.ops import Op
 from torch_sink.image.handles.lazy import Lazy, without_memory
 from torch_sink.image.handles.names import named_as, stays, unpickled
-from torch_sink.image.program.program import Program, Wanted
+from torch_sink.image.handles.tensor import LazyTensor
+from torch_sink.image.program.launches import make_program
+from torch_sink.image.program.program import Program, Wanted, survivors
 from torch_sink.image.run.device import make_on_device
 from torch_sink.image.run.proof import kernels_make
 from torch_sink.image.run.stock import make_for_device, make_in_stock_code
 
 
+def program_of(handles: Sequence[Any], destination: str, interpreted: bool = False) -> Program:
+    """The program of handles of one shape and dtype; see `make_program` for the other arguments."""
+    uses.batches += 1
+    sources, calls = [each.lazy_source for each in handles], [each.lazy_ops for each in handles]
+    shape = len(handles), *handles[0].lazy_shape
+    return make_program(sources, calls, shape, handles[0].lazy_dtype, destination, interpreted)
+
+
+class Images:
+    """The images that a batch and its views share: as they were recorded, as a program, and later their values.
+
+    Args:
+        handles: one shape and dtype; [] where the program is given.
+        program: by default it is made of the handles when it is needed.
+        destination, interpreted: of that program.
+    """
+
+    def __init__(
+        self, handles: Sequence[Any], program: Program | None, destination: str = "", interpreted: bool = False
+    ) -> None:
+        self.handles, self.destination, self.interpreted = handles, destination, interpreted
+        self.values: torch.Tensor | None = None  # [images, C, H, W]
+        if program is not None:
+            self.program = program
+
+    @functools.cached_property
+    def program(self) -> Program:
+        """That of all images, [images, C, H, W]."""
+        return program_of(self.handles, self.destination, self.interpreted)
+
+    def made_on_cpu(self) -> torch.Tensor:
+        """New values, made in stock code."""
+        return make_in_stock_code(self.program, Wanted(torch.device("cpu")))[0]
+
+    def real(self) -> torch.Tensor:
+        """The values, made once."""
+        if self.values is None:
+            with executing():
+                self.values = self.made_on_cpu()
+        return self.values
+
+    @property
+    def is_recording(self) -> bool:
+        """False once the values were made."""
+        return self.values is None
+
+    def give(self, at: int) -> LazyTensor:
+        """A handle of one image, which shares its memory with the batch, as `batch[at]` does."""
+        image = self.handles[at]
+        part = LazyTensor(image.lazy_source, image.lazy_ops, image.lazy_shape, image.lazy_dtype)
+        part.lazy_base, part.lazy_part = self, at
+        return part
+
+    def make_view(self, view: LazyTensor) -> None:
+        """Makes all values; an image that `give` returned becomes a view of them."""
+        view.become_all(self.real()[view.lazy_part])
+
+
 @named_as(torch.Tensor)
 class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
-    """A batch [N, C, H, W] whose values do not exist yet; to programs a `torch.Tensor` on the CPU.
+    """A batch whose values do not exist yet; to programs a `torch.Tensor` on the CPU.
+
+    It is [N, C, H, W], or a stack of images [k, C, H, W], as programs make it after `FiveCrop` and `TenCrop`, or a
+    batch [N, k, C, H, W] of stacks, which runs as one of N * k images. Images of one file share its decoding.
 
     `to(accelerator)` decodes and transforms there, on the current stream, and returns an ordinary tensor. Any other
     operation gives what it gives on the ordinary CPU tensor.
 
     Attributes:
-        program: the sources, the calls, and how kernels make the batch.
+        images: those of the batch, which its views share.
         broken_files: files whose images were skipped or replaced when the batch was executed.
     """
 
     calls: ClassVar[dict[Callable[..., Any], Callable[..., Any]]] = {}  # filled in `stack`
     lazy_class: ClassVar[tuple[str, str]]
-    program: Program
+    images: Images
+    lazy_shape: torch.Size
     broken_files: tuple[BrokenFile, ...]
+    are_recorded: ClassVar[bool] = False  # whether this process has made some that have no program yet
     lazy_base: Any = None  # the handle whose memory a batch of one shares
-    fields = frozenset(("program", "broken_files", "lazy_base", "lazy_real"))
+    fields = frozenset(("images", "lazy_shape", "broken_files", "lazy_base", "lazy_real"))
 
     @staticmethod
-    def __new__(cls: Any, program: Program) -> Any:
-        batch = without_memory(cls, torch.Size(program.shape), program.dtype)
-        batch.program = program
+    def __new__(cls: Any, images: Images | Program, size: tuple[int, ...] | None = None) -> Any:
+        if isinstance(images, Program):
+            images = Images([], images)
+        elif images.handles:
+            LazyBatch.are_recorded = True
+        dtype = images.handles[0].lazy_dtype if images.handles else images.program.dtype
+        shape = torch.Size(size or images.program.shape)
+        batch = without_memory(cls, shape, dtype)
+        batch.images, batch.lazy_shape = images, shape
         return batch
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, *args: Any) -> None:
         super().__init__()
+
+    @property
+    def program(self) -> Program:
+        """The sources, the calls, and how kernels make all images as a batch [images, C, H, W]."""
+        return self.images.program
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if stays(protocol) or not self.is_recording:
             return self.materialize().__reduce_ex__(protocol)
-        return unpickled, (self.lazy_class, self.program)
+        return unpickled, (self.lazy_class, self.program, self.lazy_shape)
 
     @property
     def is_recording(self) -> bool:
-        """False once the values were made."""
-        return self.lazy_real is None
+        """False once the values were made, for the batch itself or for one of its views."""
+        return self.lazy_real is None and self.images.values is None
+
+    def pack(self) -> None:
+        """Makes the program and drops the handles, before the batch is sent to another process."""
+        if self.is_recording:
+            self.images = Images([], self.program)
+
+    def record_each(self, recorder: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A batch of what a recorder makes of each image, or `NotImplemented`."""
+        images = self.images
+        handles = images.handles if self.is_recording and not kwargs.get("inplace") else []
+        made = [recorder(handle, *args, **kwargs) for handle in handles]
+        if not made or any(image is NotImplemented for image in made):
+            return NotImplemented
+        is_same = all(image is handle for image, handle in zip(made, handles, strict=True))
+        others = Images(made, None, images.destination, images.interpreted)
+        return self if is_same else LazyBatch(others, (*self.lazy_shape[:-3], *made[0].lazy_shape))
 
     def record_mix(self, op: Op) -> LazyBatch:
         """A new batch with one more call that mixes its images; mixes run after every image is made."""
@@ -120,11 +216,7 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
         if not torch.accelerator.is_available():
             return self
         packed = self.program.packed
-        return self._holding(self.program._replace(packed=packed.in_block(packed.blob.pin_memory())))
-
-    def _holding(self, program: Program) -> LazyBatch:
-        """A batch like this one, of another program."""
-        return LazyBatch(program)
+        return LazyBatch(self.program._replace(packed=packed.in_block(packed.blob.pin_memory())), self.lazy_shape)
 
     def is_pinned(self, device: Any = None) -> bool:  # type: ignore[override]
         """True when the bytes lie in pinned memory."""
@@ -165,18 +257,44 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
         if not self.is_recording:
             real = self.materialize().to(wanted.device, wanted.dtype or self.dtype, memory_format=wanted.memory_format)
             return (real if wanted.out is None else wanted.out.copy_(real)), None
+        return self._make_images(wanted) if len(self.lazy_shape) == 4 else self._make_samples(wanted)
+
+    def _make_images(self, wanted: Wanted) -> tuple[torch.Tensor, list[int] | None]:
         make = make_on_device if self.program.interpreted else make_in_stock_code
         if wanted.device.type != "cpu":
             make = make_on_device if kernels_make(self.program, wanted) else make_for_device
         made, shown, self.broken_files = make(self.program, wanted)
         return made, shown
 
+    def _make_samples(self, wanted: Wanted) -> tuple[torch.Tensor, list[int] | None]:
+        """As `_execute`, for samples of several images; the policy for damaged files applies to whole samples."""
+        (count, *rest), out, policy = self.lazy_shape, wanted.out, wanted.on_decode_error
+        # Raises if the format does not fit.
+        torch.empty(self.lazy_shape, device="meta", memory_format=wanted.memory_format)
+        flat = None if out is None else out.view(-1, *rest[-3:])
+        of_images = "skip" if policy == "replace" else policy
+        images, rows = self._make_images(wanted._replace(out=flat, on_decode_error=of_images))
+        if rows is None:
+            return images.view(-1, *rest), None
+        row_of = {image: row for row, image in enumerate(rows)}
+        views = math.prod(rest[:-3])
+        samples = [[row_of.get(at * views + view) for view in range(views)] for at in range(count)]
+        lost = DecodeError(self.broken_files[0].path, -1, self.broken_files[0].reason)
+        errors = {at: lost for at, sample in enumerate(samples) if None in sample}
+        chosen = survivors(errors, count, 0, policy)[0] or []
+        shown = torch.tensor([samples[at] for at in chosen], device=images.device).flatten()
+        kept = images[shown].view(-1, *rest)
+        return (kept if out is None else out[: len(chosen)].copy_(kept)), chosen
+
     def make(self) -> None:
-        """Makes the values on the CPU, in stock code."""
-        self._refuse_meta()
-        report_fallback("batch", "used on the CPU before it was moved to the device", "torch")
+        """Makes the values of the batch and its views on the CPU, in stock code."""
+        if self.is_recording:
+            self._refuse_meta()
+            report_fallback("batch", "used on the CPU before it was moved to the device", "torch")
         if self.lazy_base is None:
-            self.become(self._made_on_cpu().data)  # `data` has a version counter of its own, which begins at 0
+            values = self.images.real()
+            # `data` has a version counter of its own, which begins at 0.
+            self.become(values.data if values.shape == self.lazy_shape else values.view(self.lazy_shape))
         else:
             self.lazy_base.make_view(self)
 
@@ -185,7 +303,7 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
         self.become(real.as_subclass(torch.Tensor).unsqueeze(0))
 
     def _made_on_cpu(self) -> torch.Tensor:
-        return make_in_stock_code(self.program, Wanted(torch.device("cpu")))[0]
+        return self.images.made_on_cpu().view(self.lazy_shape)
 
     def _refuse_meta(self) -> None:
         if self.program.destination == "meta":
@@ -198,13 +316,3 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
     def plan(self) -> Program:
         """The program of the batch; `print(batch.plan)` shows what will run where. Executes nothing."""
         return self.program
-
-
-def parsed_to(*args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtype | None, torch.memory_format | None]:
-    """(device, dtype, memory format) from the arguments of `Tensor.to`; torch's own parser does not take `copy`."""
-    by_position = 3 if args and isinstance(args[0], (torch.dtype, torch.Tensor)) else 4
-    if len(args) == by_position and "copy" not in kwargs:
-        args = args[:-1]
-    kwargs.pop("copy", None)
-    device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
-    return device, dtype, memory_format

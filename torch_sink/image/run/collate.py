@@ -12,11 +12,11 @@ from torchvision.tv_tensors import _torch_function_helpers as return_types
 
 from torch_sink.errors import DecodeError
 from torch_sink.image.core import settings, uses
+from torch_sink.image.core.arguments import parsed_to
 from torch_sink.image.decode.source import BrokenSource, EncodedSource, FinishedSource
 from torch_sink.image.handles.tensor import HANDLES, RECORDED, LazyTVImage, finished_handle, recorded
 from torch_sink.image.program.block import collated_tensor
-from torch_sink.image.program.launches import make_program
-from torch_sink.image.run.batch import LazyBatch, parsed_to
+from torch_sink.image.run.batch import LazyBatch, program_of
 from torch_sink.image.run.stock import decoded_once, run_on_cpu
 
 
@@ -59,15 +59,8 @@ def collate_handles(handles: Sequence[Any], **_: Any) -> torch.Tensor:
             for item in items:
                 item.lazy_was_collated = True
             return out
-    return lazy_batch(items, "cpu") if active is None else lazy_batch(items, active.device, active.interpreted)
-
-
-def lazy_batch(items: Sequence[Any], destination: str, interpreted: bool = False) -> LazyBatch:
-    """The batch of handles of one shape and dtype; see `make_program` for the other arguments."""
-    uses.batches += 1
-    sources, calls = [item.lazy_source for item in items], [item.lazy_ops for item in items]
-    shape = len(items), *items[0].lazy_shape
-    return LazyBatch(make_program(sources, calls, shape, items[0].lazy_dtype, destination, interpreted))
+    destination = ("cpu",) if active is None else (active.device, active.interpreted)
+    return LazyBatch(program_of(items, *destination))
 
 
 def _packable(item: Any, at_once: bool) -> Any:
