@@ -1,6 +1,6 @@
 """Runs tests of the folder `interpreted` with compiled kernels, without a GPU: what Triton makes of them for an H100.
 
-Every day some that go through every kernel, on the oldest Triton, too, as on a machine with a GPU, which the fake CUDA
+Every day some that go through every kernel, others on the oldest Triton, as on a machine with a GPU, which the fake CUDA
 device stands for. With `-m slow` all of them, also on tensors of the CPU, in memory full of other garbage. They compare
 with stock torchvision and Pillow, warps run in an order that is drawn, and nothing may race, leave its bounds or read
 what nobody wrote.
@@ -40,7 +40,7 @@ CHOSEN = {
 LAUNCHED = re.compile(r"^launched (\w+) \d+ times$", re.MULTILINE)
 
 
-def run(*options: str, seconds: int, on_fake_cuda: bool) -> subprocess.CompletedProcess[str]:
+def run(*options: str, seconds: int, on_fake_cuda: bool, **variables: str) -> subprocess.CompletedProcess[str]:
     """One process for all files: each would load torch anew, which takes seconds."""
     command = [
         sys.executable,
@@ -54,6 +54,7 @@ def run(*options: str, seconds: int, on_fake_cuda: bool) -> subprocess.Completed
     ]
     environment = {
         **os.environ,
+        **variables,
         "OMP_NUM_THREADS": "1",
         "KERNELS_ON_FAKE_CUDA": str(int(on_fake_cuda)),
         "PYTHONPATH": f"{ROOT / 'tests'}:{os.environ.get('PYTHONPATH', '')}",
@@ -79,7 +80,9 @@ def test_every_kernel_runs_compiled() -> None:
     files = [f"{FOLDER}/{name}" for name in CHOSEN]
     words = " or ".join(word for chosen in CHOSEN.values() for word in chosen)
     # A machine with CUDA has its own device: there they run on tensors of the CPU.
-    finished = run(*files, "-m", "not slow", "-k", words, seconds=1200, on_fake_cuda=not torch.cuda.is_available())
+    on_fake_cuda = not torch.cuda.is_available()
+    chosen = ("-m", "not slow", "-k", words)
+    finished = run(*files, *chosen, seconds=1200, on_fake_cuda=on_fake_cuda, HALF_OF_LONG_LISTS="1")
     check(finished)
     assert int(re.search(r"\b(\d+) passed, \d+ deselected in", finished.stdout)[1]) >= 150  # type: ignore[index]
 

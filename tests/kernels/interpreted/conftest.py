@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Iterator
 
@@ -12,8 +13,8 @@ from image.check import INTERPRETED, kernels_on
 from kernels import quick_interpreter
 from kernels.releases import is_oldest_torch
 
-# An interpreted kernel is slow. The oldest supported release of torch runs one half of the cases of a long list, all
-# others the other half; `-m slow` runs the rest, and a device runs all.
+# An interpreted kernel is slow, and so is one that is compiled first. The oldest supported release of torch runs one half
+# of the cases of a long list, all others the other half; `-m slow` runs the rest, and a device runs all.
 LONG_LISTS = (
     "test_batches.py",
     "test_pipelines.py",
@@ -35,6 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_itemcollected(item: pytest.Item) -> None:
     if not INTERPRETED:
         item.add_marker("cuda")
+    if not INTERPRETED and "HALF_OF_LONG_LISTS" not in os.environ:
         return
     in_long_list = item.path.name in LONG_LISTS and hasattr(item, "callspec")
     if in_long_list and zlib.crc32(item.name.encode()) % 2 != is_oldest_torch():
