@@ -48,12 +48,12 @@ def before(function: Stock) -> Make:
 _MISSING = object()
 
 
-def on_image(target: str, *, by_methods: bool = False) -> Make:
+def on_image(name: str, *, by_methods: bool = False) -> Make:
     """Makes stand-ins for functionals on Pillow images, and for conversions, which also take tensors.
 
-    With `by_methods`, stock code gets a handle, whose methods record, if the recorder of `target` does not take a call.
+    With `by_methods`, stock code gets a handle, whose methods record, if the recorder of `name` does not take a call.
     """
-    return _on_image(RECORDERS[target], target in TAKE_PALETTES, by_methods)
+    return _on_image(RECORDERS[name], name in TAKE_PALETTES, by_methods)
 
 
 def through_methods(stock: Stock) -> Stock:
@@ -203,7 +203,7 @@ def wrap(stock: Stock, wrappee: Any, *, like: Any, **kwargs: Any) -> Any:
 
 
 def new_image(stock: Stock, cls: Any, data: Any, **kwargs: Any) -> Any:
-    """For `tv_tensors.Image.__new__`: of a Pillow image or a handle it makes a handle, in target of a view."""
+    """For `tv_tensors.Image.__new__`: of a Pillow image or a handle it makes a handle, in place of a view."""
     if cls is tv_tensors.Image and not (kwargs and any(kwargs.values())):
         if isinstance(data, Image.Image):
             data = v2.functional.pil_to_tensor(data)
@@ -236,13 +236,13 @@ _ENHANCERS = {
 def image_enhance(stock: ModuleType) -> ModuleType:
     """`PIL.ImageEnhance` as timm's augmentations call it on handles; what is no handle goes to Pillow."""
 
-    def enhancer(kind: str, target: str) -> Stock:
+    def enhancer(kind: str, name: str) -> Stock:
         def enhance(image: Any, factor: Any) -> Any:
             return getattr(stock, kind)(image).enhance(factor)
 
-        return lambda image: SimpleNamespace(enhance=functools.partial(_recorded, enhance, target, image))
+        return lambda image: SimpleNamespace(enhance=functools.partial(_recorded, enhance, name, image))
 
-    return _with(stock, {kind: enhancer(kind, target) for kind, target in _ENHANCERS.items()})
+    return _with(stock, {kind: enhancer(kind, name) for kind, name in _ENHANCERS.items()})
 
 
 def image_ops(stock: ModuleType) -> ModuleType:
@@ -251,10 +251,10 @@ def image_ops(stock: ModuleType) -> ModuleType:
     return _with(stock, {name: functools.partial(_recorded, getattr(stock, name), f"pil.{name}") for name in names})
 
 
-def _recorded(stock: Stock, target: str, image: Any, *args: Any, **kwargs: Any) -> Any:
+def _recorded(stock: Stock, name: str, image: Any, *args: Any, **kwargs: Any) -> Any:
     """Records a call of a module of Pillow on a handle that is no palette image; any other call goes to `stock`."""
     records = getattr(image, "is_recording", False) and image.mode != "P"
-    made = RECORDERS[target](image, *args, **kwargs) if records else NotImplemented
+    made = RECORDERS[name](image, *args, **kwargs) if records else NotImplemented
     return stock(image, *args, **kwargs) if made is NotImplemented else made
 
 

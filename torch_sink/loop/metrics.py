@@ -72,20 +72,20 @@ class TopK(MeanMetric):
                 "returns something else pass a function that gives (loss, output, labels): Model(..., "
                 "eval_network=...), StepLoop.evaluate(..., forward=...)"
             )
-        target = labels[0]
-        if target.shape == output.shape:
-            target = target.argmax(1)
-        if target.shape != (wanted := (*output.shape[:1], *output.shape[2:])):
+        classes = labels[0]
+        if classes.shape == output.shape:
+            classes = classes.argmax(1)
+        if classes.shape != (wanted := (*output.shape[:1], *output.shape[2:])):
             raise ValueError(
                 f"accuracy and top5 compare scores {list(output.shape)} with labels {list(wanted)}, and the labels are "
-                f"{list(target.shape)}; for these pass a metric of your own"
+                f"{list(classes.shape)}; for these pass a metric of your own"
             )
         if output.shape[1] <= self._k and not self._has_warned:
             self._has_warned = True
             name, count = "accuracy" if self._k == 1 else f"top{self._k}", output.shape[1]
             _log.warning("%s says nothing: of %d classes all are among the best %d", name, count, self._k)
         best = output.topk(min(self._k, output.shape[1]), dim=1).indices
-        hits = (best == target.unsqueeze(1)).any(1)
+        hits = (best == classes.unsqueeze(1)).any(1)
         self.add(hits.sum(), hits.numel())
 
 

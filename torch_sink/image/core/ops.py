@@ -151,11 +151,11 @@ class Operation:
             VALUE_CALLS.update(self.stock)
         else:
             PIXEL_CALLS.update(LOWER.keys() & self.stock.keys())
-        for target, recorder in self.record.items():
-            if target in RECORDERS:
-                raise ValueError(f"{target} is recorded twice")
-            has_family = isinstance(target, str) and target.startswith(("v1.", "v2."))
-            RECORDERS[target] = if_it_fits(functools.partial(recorder, target[:2]) if has_family else recorder)
+        for name, recorder in self.record.items():
+            if name in RECORDERS:
+                raise ValueError(f"{name} is recorded twice")
+            has_family = isinstance(name, str) and name.startswith(("v1.", "v2."))
+            RECORDERS[name] = if_it_fits(functools.partial(recorder, name[:2]) if has_family else recorder)
         TAKE_PALETTES.update(self.record if self.takes_palettes else ())
 
 
@@ -166,7 +166,7 @@ LOWER: dict[str, Lower] = {}
 # Names of the calls of operations with `is_value`, and of the others that are lowered to atoms.
 VALUE_CALLS: set[str] = set()
 PIXEL_CALLS: set[str] = set()
-# {the target, what a recorder stands in for, as in `Operation.record`: the recorder}; targets that take palette images.
+# {what a recorder stands in for, as in `Operation.record`: the recorder}; those that take palette images.
 RECORDERS: dict[Any, Recorder] = {}
 TAKE_PALETTES: set[Any] = set()
 
@@ -189,9 +189,9 @@ def if_it_fits(function: Recorder) -> Recorder:
     return call
 
 
-def recorder(target: Any) -> Recorder:
-    """What records calls of `target`, a key of `RECORDERS`, for arguments that are known to fit."""
-    return vars(RECORDERS[target])["__wrapped__"]  # type: ignore[no-any-return]
+def recorder(name: Any) -> Recorder:
+    """What records calls of `name`, a key of `RECORDERS`, for arguments that are known to fit."""
+    return vars(RECORDERS[name])["__wrapped__"]  # type: ignore[no-any-return]
 
 
 def always(op: Op) -> bool:

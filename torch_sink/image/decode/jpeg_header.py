@@ -42,7 +42,7 @@ _YCC = 1  # the color transform in an Adobe marker
 
 
 # The luma's sampling, the number of components, and what reads the places of their quantization, DC and AC tables.
-_Layout = tuple[tuple[int, int], int, Callable[[dict[int, int]], tuple[int, ...]]]
+_Covered = tuple[tuple[int, int], int, Callable[[dict[int, int]], tuple[int, ...]]]
 
 
 class BaselineScan(NamedTuple):
@@ -112,9 +112,9 @@ def read_jpeg_header(data: bytes, *, thorough: bool = False) -> JpegHeader | Non
                 if not progressive and data[body] == frame[5]:
                     if thorough and next_marker(data, after) != len(data) - 2:
                         return None
-                    layout = _layout(frame[5:], data[body:after]) if is_ycc and frame[0] == 8 else None
-                    if layout is not None:
-                        sampling, count, kinds = layout
+                    covered = _covered(frame[5:], data[body:after]) if is_ycc and frame[0] == 8 else None
+                    if covered is not None:
+                        sampling, count, kinds = covered
                         at = kinds(places)
                         tables_at = at[:count], at[count : 2 * count], at[2 * count :]
                         only_scan = BaselineScan(after, sampling, restart_interval, *tables_at)
@@ -168,16 +168,16 @@ def _components(frame: bytes) -> dict[int, tuple[int, int]] | None:
         # libjpeg enlarges components by whole factors.
         if not 1 <= min(factors) <= max(factors) <= 4 or any(max(factors) % factor for factor in factors):
             return None
-    layout = {
+    components = {
         identifier: ((sampling >> 4) * (sampling & 15), 1 << (QUANTIZATION + table))
         for identifier, sampling, table in zip(frame[1::3], samplings, frame[3::3], strict=True)
     }
-    return layout if len(layout) == count else None
+    return components if len(components) == count else None
 
 
 @functools.lru_cache(maxsize=256)
-def _layout(frame: bytes, scan: bytes) -> _Layout | None:
-    """The layout that two headers, from their number of components on, give; None where kernels do not cover it."""
+def _covered(frame: bytes, scan: bytes) -> _Covered | None:
+    """What kernels need of two headers, from their number of components on; None where they do not cover them."""
     count = frame[0]
     identifiers, samplings = frame[1::3], frame[2::3]
     if count not in (1, 3) or scan[0] != count or scan[1:-3:2] != identifiers:

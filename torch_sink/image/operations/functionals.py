@@ -43,7 +43,7 @@ def functional(
         fields: the others of `Operation`.
     """
     stock = stock_of(name)
-    recorders = {target: functools.partial(record, "pil") if target.startswith("pil.") else record for target in stock}
+    recorders = {call: functools.partial(record, "pil") if call.startswith("pil.") else record for call in stock}
     fields = {"stock": stock, "examples": lambda a: [Example(name, arguments(a))], **fields}
     Operation(name, record=recorders, lower=lower, **fields)
 

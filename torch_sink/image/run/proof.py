@@ -110,8 +110,8 @@ def _programs(dtype: torch.dtype, is_heavy: bool) -> _Programs:
 def _recorded_calls(source: PixelSource, calls: _Calls) -> tuple[Op, ...]:
     """The operations that recorders make of calls on an image."""
     handle: Any = LazyImage(source, (), source.size, source.mode)
-    for target, *arguments in calls:
-        handle = RECORDERS[target](handle, *arguments)
+    for name, *arguments in calls:
+        handle = RECORDERS[name](handle, *arguments)
     ops: tuple[Op, ...] = handle.lazy_ops
     return ops
 

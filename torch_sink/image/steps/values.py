@@ -143,9 +143,9 @@ def _toned_at_random(transform: Any, draft: Draft) -> Any:
 # --- blur and deformations
 
 
-def _by_family(name: str, **targets: Any) -> Functional:
-    images = {each: through_tensor(recorder(f"{each}.{targets[each]}")) for each in targets}
-    return Functional(name, images, **targets)
+def _by_family(name: str, **kernels: Any) -> Functional:
+    images = {each: through_tensor(recorder(f"{each}.{kernels[each]}")) for each in kernels}
+    return Functional(name, images, **kernels)
 
 
 _CALLED_THERE = "to_pil_image pil_to_tensor gaussian_blur elastic_transform"

@@ -111,9 +111,9 @@ def _copy_reason(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> st
 
 def _function_reason(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     if func is Tensor.to:
-        target = args[1] if len(args) > 1 else kwargs.get("device")
+        device = args[1] if len(args) > 1 else kwargs.get("device")
         # Only a string counts: in a run on the CPU, a torch.device may be the device of the model.
-        goes_to_host = isinstance(target, str) and target.startswith("cpu") and not kwargs.get("non_blocking")
+        goes_to_host = isinstance(device, str) and device.startswith("cpu") and not kwargs.get("non_blocking")
         return "to('cpu')" if goes_to_host else None
     if func in _MAKING_FUNCTIONS:
         data = args[-1] if args else kwargs.get("data")

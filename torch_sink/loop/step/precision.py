@@ -104,10 +104,10 @@ def _remove(handles: list[Any]) -> None:
 
 
 class _Cast:
-    """Hooks that cast float32 and low-precision tensors to `target` under autocast to `low`."""
+    """Hooks that cast float32 and low-precision tensors to `dtype` under autocast to `low`."""
 
-    def __init__(self, target: torch.dtype, low: torch.dtype) -> None:
-        self.target, self.low = target, low
+    def __init__(self, dtype: torch.dtype, low: torch.dtype) -> None:
+        self.dtype, self.low = dtype, low
 
     def inputs(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         return self.cast(args), self.cast(kwargs)
@@ -122,7 +122,7 @@ class _Cast:
         device = tensor.device.type
         if tensor.dtype not in (*LOW, torch.float32) or not torch.is_autocast_enabled(device):
             return tensor
-        return tensor.to(self.target) if torch.get_autocast_dtype(device) == self.low else tensor
+        return tensor.to(self.dtype) if torch.get_autocast_dtype(device) == self.low else tensor
 
 
 class FullPrecision(Precision):
