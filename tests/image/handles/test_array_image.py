@@ -29,6 +29,21 @@ def array(mode: str = "RGB") -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, SHAPES[mode], dtype=np.uint8)
 
 
+def assert_pillows(call: Callable[[], Any]) -> None:
+    """A call returns what Pillow's returns, or raises its error."""
+
+    def made() -> Any:
+        try:
+            return call()
+        except Exception as error:
+            return type(error), str(error)
+
+    expected = made()
+    with torch_sink.image_backend("device", device="meta"):
+        actual = made()
+    same_value(actual, expected)
+
+
 class _Own(Image.Image):
     pass
 
@@ -131,16 +146,7 @@ def test_every_use_is_that_of_an_ordinary_image(name: str, mode: str) -> None:
     ],
 )
 def test_other_arrays_are_pillows(make: Callable[[], Any]) -> None:
-    def made() -> Any:
-        try:
-            return Image.fromarray(make())
-        except Exception as error:
-            return type(error), str(error)
-
-    expected = made()
-    with torch_sink.image_backend("device", device="meta"):
-        actual = made()
-    same_value(actual, expected)
+    assert_pillows(lambda: Image.fromarray(make()))
 
 
 @pytest.mark.parametrize(
@@ -160,16 +166,7 @@ def test_other_arrays_are_pillows(make: Callable[[], Any]) -> None:
     ],
 )
 def test_arguments_are_pillows(call: Callable[[], Any]) -> None:
-    def made() -> Any:
-        try:
-            return call()
-        except Exception as error:
-            return type(error), str(error)
-
-    expected = made()
-    with torch_sink.image_backend("device", device="meta"):
-        actual = made()
-    same_value(actual, expected)
+    assert_pillows(call)
 
 
 @pytest.mark.parametrize("mode", SHAPES)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from call_path import count_calls
 from PIL import Image
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -25,7 +26,7 @@ from image.cases import array_opener, encoded
 from image.check import assert_same_bits
 from image.decode.test_bad_input import broken_table
 from image.random_pipelines import same_value
-from image.steps.test_steps import photo, random_container, seeded
+from image.steps.containers import photo, random_container, seeded
 from torch_sink.image.core.fallback import is_executing
 from torch_sink.image.handles.tensor import HANDLES
 from torch_sink.image.steps import containers
@@ -331,22 +332,6 @@ def test_samples_with_boxes_and_masks(workers: int, is_pair: bool, is_float: boo
 # --- what it costs
 
 
-def calls_of(function: Callable[[], Any]) -> int:
-    """How many functions of Python are called."""
-    count = 0
-
-    def note(frame: Any, event: str, argument: Any) -> None:
-        nonlocal count
-        count += event == "call"
-
-    sys.setprofile(note)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return count
-
-
 @pytest.mark.once
 @pytest.mark.parametrize(
     ("transforms", "most"),
@@ -372,5 +357,5 @@ def test_calls_that_a_sample_adds(transforms: list[Any], most: int) -> None:
                 torch.manual_seed(seed)
                 random.seed(seed)
                 container(image)
-            counts.append(calls_of(lambda: container(image)))
+            counts.append(count_calls(lambda: container(image)))
     assert counts[1] <= counts[0] + most, counts

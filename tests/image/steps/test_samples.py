@@ -17,7 +17,7 @@ from torchvision.transforms import v2
 
 import torch_sink
 from image.random_pipelines import same_value
-from image.steps.test_steps import photo, random_transforms, seeded
+from image.steps.containers import photo, random_transforms, seeded
 from torch_sink.image.handles.tensor import HANDLES
 from torch_sink.image.steps import containers, samples
 
