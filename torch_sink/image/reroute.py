@@ -72,7 +72,7 @@ def _rows() -> Iterator[Row]:
     yield torchvision, "_image_backend", lambda stock: "device"
     yield folder, "pil_loader", around(pil_loader)
     yield PIL.Image, "fromarray", around(from_array)
-    yield PIL.Image, "frombuffer", around(from_buffer)
+    yield PIL.Image, "frombuffer", from_buffer
     yield PIL.Image.OPEN, "JPEG", lambda entry: (around(jpeg_factory)(entry[0]), *entry[1:])
     for name, call in OPERATORS.items():
         if hasattr(torch.ops.image, name):  # as far as this build of torchvision has it; puts it where a row finds it
@@ -125,7 +125,7 @@ def _rows() -> Iterator[Row]:
         yield module, "_get_fill", before(transform_methods.get_fill)
     yield v2.ToDtype, "transform", around(transform_methods.to_dtype)
     for kind in (v2_transform.Transform, v2_transform._RandomApplyTransform):
-        yield kind, "forward", around(transform_methods.forward)
+        yield kind, "forward", transform_methods.forward
 
     yield from below.PLACES
     yield torch.jit, "script", around(_script)

@@ -204,7 +204,7 @@ def wrap(stock: Stock, wrappee: Any, *, like: Any, **kwargs: Any) -> Any:
 
 def new_image(stock: Stock, cls: Any, data: Any, **kwargs: Any) -> Any:
     """For `tv_tensors.Image.__new__`: of a Pillow image or a handle it makes a handle, in place of a view."""
-    if cls is tv_tensors.Image and not (kwargs and any(kwargs.values())):
+    if cls is tv_tensors.Image and type(data) is not torch.Tensor and not any(kwargs.values()):
         if isinstance(data, Image.Image):
             data = v2.functional.pil_to_tensor(data)
         if isinstance(data, HANDLES) and data.is_recording:

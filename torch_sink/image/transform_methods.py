@@ -147,16 +147,21 @@ def _made_once(make: Callable[..., Any], convert: Callable[[Any], Any]) -> Calla
     return lambda *args: make(*args) if count_function_modes() else kept(torch.get_default_dtype(), *args)
 
 
-def forward(stock: Callable[..., Any], transform: Any, *inputs: Any) -> Any:
-    """For the `forward` of transforms of v2 when the only input is the handle of a tensor: nothing to flatten."""
-    is_alone = len(inputs) == 1 and type(inputs[0]) in HANDLES
-    is_plain = is_alone and type(transform)._needs_transform_list is Transform._needs_transform_list
-    if not is_plain or not check_type(inputs[0], transform._transformed_types):
-        return stock(transform, *inputs)
-    transform.check_inputs(list(inputs))
-    if isinstance(transform, _RandomApplyTransform) and torch.rand(1) >= transform.p:
-        return inputs[0]
-    return transform.transform(inputs[0], transform.make_params(list(inputs)))
+def forward(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Stand-in for the `forward` of transforms of v2: where the only input is the handle of a tensor, it is faster."""
+
+    @functools.wraps(stock)
+    def stand_in(transform: Any, *inputs: Any) -> Any:
+        is_alone = len(inputs) == 1 and type(inputs[0]) in HANDLES
+        is_plain = is_alone and type(transform)._needs_transform_list is Transform._needs_transform_list
+        if not is_plain or not check_type(inputs[0], transform._transformed_types):
+            return stock(transform, *inputs)
+        transform.check_inputs(list(inputs))
+        if isinstance(transform, _RandomApplyTransform) and torch.rand(1) >= transform.p:
+            return inputs[0]
+        return transform.transform(inputs[0], transform.make_params(list(inputs)))
+
+    return stand_in
 
 
 def log_usage(stock: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -194,8 +199,7 @@ def get_fill(stock: Callable[..., Any], fills: Any, inpt_type: type) -> Any:
 
 def to_dtype(stock: Callable[..., Any], transform: Any, inpt: Any, params: dict[str, Any]) -> Any:
     """For `v2.ToDtype.transform`, whose `dtype` may be a dict by the type of the input."""
-    stock_type = _STOCK_TYPES.get(type(inpt))
-    if isinstance(transform.dtype, dict) and stock_type in transform.dtype:
+    if isinstance(transform.dtype, dict) and (stock_type := _STOCK_TYPES.get(type(inpt))) in transform.dtype:
         dtypes, transform = transform.dtype, copy.copy(transform)
         transform.dtype = {**dtypes, type(inpt): dtypes[stock_type]}
     return stock(transform, inpt, params)

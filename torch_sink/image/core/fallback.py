@@ -103,7 +103,7 @@ class _Ledger:
         """
         self.close()
         self.counts, self.has_recorded, self.kept, self.strict = Counter(), False, 0, strict
-        self.folder, self._owner, self._offsets = folder or "", 0, {}
+        self.folder, self._owner, self._offsets, self._leaves = folder or "", 0, {}, folder is not None
         if folder is None:
             with contextlib.suppress(OSError):
                 self.folder, self._owner = tempfile.mkdtemp(prefix="torch_sink_fallback_"), os.getpid()
@@ -131,14 +131,15 @@ class _Ledger:
     def begin_in_child(self) -> None:
         """Begins with empty counts; after a fork with a new lock, which another thread of the parent may have held."""
         self.counts, self.has_recorded, self.kept, self._lock = Counter(), False, 0, threading.Lock()
-        self._name, self._offsets, self._closes_at_exit = secrets.token_hex(8), {}, False
+        self._name, self._offsets, self._closes_at_exit, self._leaves = secrets.token_hex(8), {}, False, True
 
     def add(self, operation: str, reason: str) -> None:
         row = operation, reason
         with self._lock:
             self.added, self.latest = self.added + 1, row
             self.counts[row] = count = self.counts.get(row, 0) + 1
-            self._leave(row, count)
+            if self._leaves:
+                self._leave(row, count)
 
     def note_recorded(self) -> None:
         """Notes, once, that something was recorded."""
@@ -158,7 +159,7 @@ class _Ledger:
 
         Where the disk is full or the folder is gone, the report lacks the counts of this child.
         """
-        if not self.folder or self._owner == os.getpid():
+        if not self._leaves or not self.folder:
             return
         if row in self._offsets:
             begin = self._offsets[row]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -91,32 +92,37 @@ def from_array(stock: Callable[..., Image.Image], *args: Any, **kwargs: Any) -> 
     return Image.frombuffer(mode, size, data, "raw", mode, 0, 1)
 
 
-def from_buffer(stock: Callable[..., Image.Image], *args: Any, **kwargs: Any) -> Image.Image:
-    """For `Image.frombuffer`: of bytes and of arrays it makes an `ArrayImage`, where another device makes pixels.
+def from_buffer(stock: Callable[..., Image.Image]) -> Callable[..., Image.Image]:
+    """Stand-in for `Image.frombuffer`: of bytes and of arrays it makes an `ArrayImage`, if another device makes pixels.
 
     As in Pillow, an image in "L" shares the memory of its array, and any other one has a copy.
     """
-    active = settings.active
-    is_elsewhere = active is not None and active.device not in ("", "cpu")
-    if not is_elsewhere or len(args) != 7 or kwargs or is_executing():
-        return stock(*args, **kwargs)
-    mode, size, data, decoder, raw_mode, stride, step = args
-    if (decoder, raw_mode, stride, step) != ("raw", mode, 0, 1) or mode not in ("L", "RGB"):
-        return stock(*args)
-    is_bytes = type(data) is bytes
-    is_known = is_bytes or (type(data) is np.ndarray and data.flags.c_contiguous)
-    is_size = type(size) is tuple and len(size) == 2 and type(size[0]) is type(size[1]) is int and size[0] > 0 < size[1]
-    if ArrayImage.unused >= 16 and ArrayImage.unused % 256:  # what fell back so often will again; tried at times
-        ArrayImage.unused += 1
-        return stock(*args)
-    if not (is_known and is_size) or size[0] * size[1] * len(mode) != (len(data) if is_bytes else data.nbytes):
-        return stock(*args)
-    image, shares = ArrayImage.__new__(ArrayImage), mode == "L"
-    fields = image.__dict__  # those of Image.Image, filled directly: its __init__ would use `__setattr__`
-    fields["_mode"], fields["_size"], fields["palette"], fields["info"] = mode, size, None, {}
-    fields["_readonly"], fields["_exif"] = 1 if shares else 0, None
-    fields["lazy_values"] = mode, size, data if shares or is_bytes else data.tobytes()
-    return image
+
+    @functools.wraps(stock)
+    def stand_in(*args: Any, **kwargs: Any) -> Image.Image:
+        if ArrayImage.unused >= 16 and ArrayImage.unused % 256:  # what fell back so often will again; tried at times
+            ArrayImage.unused += 1
+            return stock(*args, **kwargs)
+        active = settings.active
+        is_elsewhere = active is not None and active.device not in ("", "cpu")
+        if not is_elsewhere or len(args) != 7 or kwargs or is_executing():
+            return stock(*args, **kwargs)
+        mode, size, data, decoder, raw_mode, stride, step = args
+        if (decoder, raw_mode, stride, step) != ("raw", mode, 0, 1) or mode not in ("L", "RGB"):
+            return stock(*args)
+        is_bytes = type(data) is bytes
+        is_known = is_bytes or (type(data) is np.ndarray and data.flags.c_contiguous)
+        is_size = type(size) is tuple and len(size) == 2 and type(size[0]) is type(size[1]) is int and min(size) > 0
+        if not (is_known and is_size) or size[0] * size[1] * len(mode) != (len(data) if is_bytes else data.nbytes):
+            return stock(*args)
+        image, shares = ArrayImage.__new__(ArrayImage), mode == "L"
+        fields = image.__dict__  # those of Image.Image, filled directly: its __init__ would use `__setattr__`
+        fields["_mode"], fields["_size"], fields["palette"], fields["info"] = mode, size, None, {}
+        fields["_readonly"], fields["_exif"] = 1 if shares else 0, None
+        fields["lazy_values"] = mode, size, data if shares or is_bytes else data.tobytes()
+        return image
+
+    return stand_in
 
 
 def pixels_of(image: Image.Image) -> PixelSource:

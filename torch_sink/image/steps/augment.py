@@ -26,19 +26,11 @@ def _shear(angle: float) -> float:
 # Takes the family, an image, a magnitude, an interpolation and a fill; returns the changed image.
 _Apply = Callable[[str, Any, float, Any, Any], Any]
 _MOVES: dict[str, _Apply] = {
-    "ShearX": lambda family, image, magnitude, mode, fill: affine(
-        family, image, 0.0, [0, 0], 1.0, [_shear(magnitude), 0.0], mode, fill, [0, 0]
-    ),
-    "ShearY": lambda family, image, magnitude, mode, fill: affine(
-        family, image, 0.0, [0, 0], 1.0, [0.0, _shear(magnitude)], mode, fill, [0, 0]
-    ),
-    "TranslateX": lambda family, image, magnitude, mode, fill: affine(
-        family, image, 0.0, [int(magnitude), 0], 1.0, [0.0, 0.0], mode, fill
-    ),
-    "TranslateY": lambda family, image, magnitude, mode, fill: affine(
-        family, image, 0.0, [0, int(magnitude)], 1.0, [0.0, 0.0], mode, fill
-    ),
-    "Rotate": lambda family, image, magnitude, mode, fill: rotate(family, image, magnitude, mode, False, None, fill),
+    "ShearX": lambda family, image, by, *how: affine(family, image, 0.0, [0, 0], 1.0, [_shear(by), 0.0], *how, [0, 0]),
+    "ShearY": lambda family, image, by, *how: affine(family, image, 0.0, [0, 0], 1.0, [0.0, _shear(by)], *how, [0, 0]),
+    "TranslateX": lambda family, image, by, *how: affine(family, image, 0.0, [int(by), 0], 1.0, [0.0, 0.0], *how),
+    "TranslateY": lambda family, image, by, *how: affine(family, image, 0.0, [0, int(by)], 1.0, [0.0, 0.0], *how),
+    "Rotate": lambda family, image, by, mode, fill: rotate(family, image, by, mode, False, None, fill),
 }
 
 
@@ -59,6 +51,7 @@ def _colors() -> dict[str, tuple[Functional, Callable[[float], tuple[Any, ...]]]
 
 
 _COLORS = _colors()
+_NAMES = {*_COLORS, *_MOVES, "Identity"}
 _CALLS = (
     "affine rotate adjust_brightness adjust_saturation adjust_contrast adjust_sharpness posterize solarize "
     "autocontrast equalize invert get_dimensions"
@@ -75,17 +68,10 @@ def _applied(family: str, image: Any, name: str, magnitude: float, mode: Any, fi
 # --- transforms
 
 
-def _is_known(names: Any) -> bool:
-    return _NAMES.issuperset(names)
-
-
-_NAMES = {*_COLORS, *_MOVES, "Identity"}
-
-
 @step(v1.RandAugment, calls=_CALLS)
 def _rand_augment_v1(augment: Any, draft: Draft) -> Any:
     space = augment._augmentation_space(augment.num_magnitude_bins, draft.lazy_shape[1:])
-    if draft.kind is not LazyImage or not _is_known(space):
+    if draft.kind is not LazyImage or not _NAMES.issuperset(space):
         return NotImplemented
     names, image = list(space), draft
     for _ in range(augment.num_ops):
@@ -96,7 +82,7 @@ def _rand_augment_v1(augment: Any, draft: Draft) -> Any:
 @step(v1.TrivialAugmentWide, calls=_CALLS)
 def _trivial_augment_v1(augment: Any, draft: Draft) -> Any:
     space = augment._augmentation_space(augment.num_magnitude_bins)
-    if draft.kind is not LazyImage or not _is_known(space):
+    if draft.kind is not LazyImage or not _NAMES.issuperset(space):
         return NotImplemented
     name = list(space)[whole(len(space))]
     return _applied_v1(augment, draft, space, name, lambda magnitudes: whole(len(magnitudes)))
@@ -113,7 +99,7 @@ def _applied_v1(augment: Any, image: Any, space: Any, name: str, choose: Callabl
 @step(v1.AutoAugment, calls=_CALLS)
 def _auto_augment_v1(augment: Any, draft: Draft) -> Any:
     space = augment._augmentation_space(10, draft.lazy_shape[1:])
-    if draft.kind is not LazyImage or not _is_known(space):
+    if draft.kind is not LazyImage or not _NAMES.issuperset(space):
         return NotImplemented
     policy, image = augment.policies[whole(len(augment.policies))], draft
     draws, signs = (chance(), chance()), (whole(2), whole(2))
@@ -159,7 +145,7 @@ def _auto_augment_v2(augment: Any, draft: Draft) -> Any:
 
 def _takes_v2(draft: Draft, space: Any) -> bool:
     """False for floats, for which the threshold of Solarize has another range, and for unknown augmentations."""
-    return draft.lazy_dtype == torch.uint8 and _is_known(space)
+    return draft.lazy_dtype == torch.uint8 and _NAMES.issuperset(space)
 
 
 def _applied_v2(augment: Any, image: Any, draft: Draft, name: str, bins: int, choose: Callable[[], Any]) -> Any:

@@ -17,15 +17,15 @@ from torchvision.transforms import v2
 from torch_sink.common import reference
 from torch_sink.damage.samples import READING
 from torch_sink.image.core import settings
-from torch_sink.image.core.fallback import MUTED, executing, ledger
+from torch_sink.image.core.fallback import MUTED, count_dispatch_modes, count_function_modes, ledger
 from torch_sink.image.core.ops import VALUE_CALLS
 from torch_sink.image.decode.source import PixelSource
 from torch_sink.image.handles.array import ORDINARY
-from torch_sink.image.handles.image import LazyImage
+from torch_sink.image.handles.image import RECORDED_MODES, LazyImage
 from torch_sink.image.handles.tensor import HANDLES
 from torch_sink.image.steps.draft import Draft, draft_of, finished
 from torch_sink.image.steps.draws import as_drawn, chance, is_probability
-from torch_sink.image.steps.registry import STEPS, run_of, step
+from torch_sink.image.steps.registry import run_of, step
 from torch_sink.image.steps.samples import run_on_sample
 
 
@@ -56,10 +56,11 @@ _habits: dict[int, _Habit] = {}  # by `id` of the transform
 # After so many in a row it runs in stock code at once, as recording only costs time; at times recording is tried again.
 _IN_A_ROW, _TRIED_AGAIN = 16, 256
 # Of these all calls are recorded, whatever they draw: in front of a fallback they need not be.
-_ALWAYS_RECORDED = (
-    "ToTensor", "PILToTensor", "ToImage", "ToDtype", "ConvertImageDtype", "Pad", "CenterCrop", "RandomCrop",
-    "RandomResizedCrop", "RandomHorizontalFlip", "RandomVerticalFlip",
-)  # fmt: skip
+_NAMES = (
+    "ToTensor PILToTensor ToImage ToDtype ConvertImageDtype Pad CenterCrop RandomCrop RandomResizedCrop "
+    "RandomHorizontalFlip RandomVerticalFlip"
+)
+_ALWAYS_RECORDED = {getattr(module, name, None) for module in (v1, v2) for name in _NAMES.split()}
 
 
 def _run(transforms: Sequence[Any], image: Any) -> Any:
@@ -67,23 +68,29 @@ def _run(transforms: Sequence[Any], image: Any) -> Any:
 
     What comes before that is not recorded, except in streams that skip or replace broken files: see `sampled`.
     """
-    draft = draft_of(image)
-    for at, transform in enumerate(transforms if _habits and type(image) in ORDINARY else ()):
+    for at, transform in enumerate(transforms if _habits else ()):
         habit = _habits.get(id(transform))
         if habit is not None:
-            is_tried = habit.times < _IN_A_ROW or not habit.times % _TRIED_AGAIN
-            if is_tried or ledger.strict or READING.is_on or draft is image:
+            # Whether the image could be recorded, but need not be.
+            is_tried = habit.times < _IN_A_ROW or not habit.times % _TRIED_AGAIN or ledger.strict or READING.is_on
+            is_plain = type(image) in ORDINARY and image.mode in RECORDED_MODES and 0 not in image.size
+            if is_tried or not is_plain or MUTED.depth or count_function_modes() or count_dispatch_modes():
                 break
             habit.times += 1
             ledger.add(*habit.row)
-            image.load()  # what was made of an array becomes an ordinary image
-            with executing():
+            if type(image) is not Image.Image:
+                image.load()  # what was made of an array becomes an ordinary image
+            MUTED.depth += 1
+            try:
                 for transform in transforms[: at + 1]:
                     image = transform(image)
-            return run_all(transforms[at + 1 :], draft_of(image))
-        if type(transform).__name__ not in _ALWAYS_RECORDED or type(transform) not in STEPS:
+            finally:
+                MUTED.depth -= 1
+            others = transforms[at + 1 :]
+            return finished(run_all(others, draft_of(image))) if others else image
+        if type(transform) not in _ALWAYS_RECORDED:
             break
-    return run_all(transforms, draft)
+    return finished(run_all(transforms, draft_of(image)))
 
 
 def _called(transform: Any, draft: Draft) -> Any:
@@ -188,7 +195,7 @@ def _has_steps(transform: Any) -> bool:
 
 def compose_v1(stock: Callable[..., Any], compose: Any, img: Any) -> Any:
     """For `transforms.Compose.__call__`."""
-    return finished(_run(compose.transforms, img)) if isinstance(img, Image.Image) else stock(compose, img)
+    return _run(compose.transforms, img) if isinstance(img, Image.Image) else stock(compose, img)
 
 
 def compose_v2(stock: Callable[..., Any], compose: Any, *inputs: Any) -> Any:
@@ -197,7 +204,7 @@ def compose_v2(stock: Callable[..., Any], compose: Any, *inputs: Any) -> Any:
         return stock(compose, *inputs)
     if len(inputs) == 1 and isinstance(inputs[0], (Image.Image, torch.Tensor)):
         is_pillow = isinstance(inputs[0], Image.Image)
-        return finished(_run(compose.transforms, inputs[0])) if is_pillow else stock(compose, *inputs)
+        return _run(compose.transforms, inputs[0]) if is_pillow else stock(compose, *inputs)
     return run_on_sample(compose.transforms, inputs)
 
 

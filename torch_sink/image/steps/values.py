@@ -51,8 +51,7 @@ def _to_pure_tensor(transform: Any, draft: Draft) -> Any:
     return draft.as_pure_tensor() if draft.kind is LazyTVImage else draft
 
 
-_convert = recorder("v1.convert_image_dtype")
-_convert_v2 = recorder("v2.to_dtype")
+_convert, _convert_v2 = recorder("v1.convert_image_dtype"), recorder("v2.to_dtype")
 
 
 @step(v1.ConvertImageDtype, calls="convert_image_dtype to_tensor")
@@ -99,10 +98,9 @@ def _normalized(normalize: Any, draft: Draft) -> Any:
 
 # --- colors
 
-_PROPERTIES = ("brightness", "contrast", "saturation", "hue")
 _adjust = [
     Functional(f"adjust_{name}", recorder(f"pil.adjust_{name}"), v1=f"adjust_{name}", v2=f"adjust_{name}")
-    for name in _PROPERTIES
+    for name in ("brightness", "contrast", "saturation", "hue")
 ]
 
 
@@ -126,8 +124,6 @@ _TONES: dict[str, tuple[Functional, Sequence[str]]] = {
         ("Solarize", "solarize", "threshold"),
     )
 }  # fmt: skip
-
-
 _KINDS = [getattr(module, name) for module in (v1, v2) for name in _TONES]
 
 
