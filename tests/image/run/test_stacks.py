@@ -196,6 +196,15 @@ USES: dict[str, Callable[[], Any]] = {
         batch_of().flatten(),
         batch_of().view(torch.int32),
     ],
+    "views of a batch of images": lambda: [
+        default_collate(crops(4)).view(2, 2, 3, 12, 14),
+        default_collate(crops(4)).flatten(0, 0),
+        default_collate([crop.unsqueeze(0) for crop in crops()]),
+        crops()[0].unsqueeze(0).view(1, 1, 3, 12, 14),
+        [[batch.view(2, 2, 3, 12, 14).mul_(2), batch] for batch in [default_collate(crops(4))]],
+        [[batch.mul_(2), batch.view(4, 1, 3, 12, 14)] for batch in [default_collate(crops(4))]],
+        [[image, batch.view(1, 1, 3, 12, 14).mul_(2)] for image in crops(1) for batch in [image.unsqueeze(0)]],
+    ],
     "a view that is written to": lambda: (
         [[stack.view(-1, 3, 12, 14).mul_(2), stack] for stack in [batch_of()]]
         + [[stack.mul_(2), stack.view(-1, 3, 12, 14)] for stack in [batch_of()]]
