@@ -25,6 +25,7 @@ from image.check import assert_same_bits
 from image.source_files import FILES
 from torch_sink.image.handles.tensor import HANDLES
 
+COUNT = 48  # of the files that most tests read
 # What stock code says of such files, and of workers that are forked.
 QUIET = pytest.mark.filterwarnings(
     "ignore:.*multi-threaded, use of fork:DeprecationWarning", "ignore::UserWarning", "ignore:.*DecompressionBomb"
@@ -247,3 +248,13 @@ def assert_same_batches(made: list[Any], expected: list[Any]) -> None:
         # Without a batch, a handle comes as far as the loop.
         assert_same_bits(images.materialize() if isinstance(images, HANDLES) else images, stock_images)
         assert torch.equal(torch.as_tensor(labels), torch.as_tensor(stock_labels))
+
+
+def broken_reason(path: Path) -> str | None:
+    """What stock code says of a file."""
+    try:
+        with Image.open(path) as image:
+            image.convert("RGB")
+    except Exception as error:
+        return str(error)
+    return None

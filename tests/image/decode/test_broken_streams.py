@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import torch_sink
 from image.broken_files import (
+    COUNT,
     JPEG,
     OPENERS,
     QUIET,
@@ -25,17 +26,9 @@ from image.broken_files import (
     batches,
     loaded,
     pixels,
-    write_tree,
 )
 
 pytestmark = QUIET
-COUNT = 48
-
-
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Files, some of which are broken. Treat them as read-only."""
-    return write_tree(tmp_path_factory.mktemp("files"), COUNT, seed=3)
 
 
 def in_gray_and_alpha(image: Image.Image) -> torch.Tensor:
