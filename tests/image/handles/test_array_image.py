@@ -22,6 +22,7 @@ from torch_sink.image.decode.source import BytesSource
 from torch_sink.image.handles.array import ArrayImage
 from torch_sink.image.handles.tensor import LazyTensor
 
+DEVICES = pytest.mark.parametrize("device", ["meta", "cpu"])
 SHAPES = {"L": (9, 7), "RGB": (9, 7, 3)}
 
 
@@ -29,7 +30,7 @@ def array(mode: str = "RGB") -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, SHAPES[mode], dtype=np.uint8)
 
 
-def assert_pillows(call: Callable[[], Any]) -> None:
+def assert_pillows(call: Callable[[], Any], device: str) -> None:
     """A call returns what Pillow's returns, or raises its error."""
 
     def made() -> Any:
@@ -39,7 +40,7 @@ def assert_pillows(call: Callable[[], Any]) -> None:
             return type(error), str(error)
 
     expected = made()
-    with torch_sink.image_backend("device", device="meta"):
+    with torch_sink.image_backend("device", device=device):
         actual = made()
     same_value(actual, expected)
 
@@ -118,9 +119,10 @@ USES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("mode", SHAPES)
 @pytest.mark.parametrize("name", USES)
-def test_every_use_is_that_of_an_ordinary_image(name: str, mode: str) -> None:
+@DEVICES
+def test_every_use_is_that_of_an_ordinary_image(name: str, mode: str, device: str) -> None:
     expected = USES[name](Image.fromarray(array(mode)))
-    with torch_sink.image_backend("device", device="meta", strict=True):
+    with torch_sink.image_backend("device", device=device, strict=True):
         image = Image.fromarray(array(mode))
         assert type(image) is ArrayImage
         made = USES[name](image)
@@ -145,8 +147,9 @@ def test_every_use_is_that_of_an_ordinary_image(name: str, mode: str) -> None:
         lambda: "no array",
     ],
 )
-def test_other_arrays_are_pillows(make: Callable[[], Any]) -> None:
-    assert_pillows(lambda: Image.fromarray(make()))
+@DEVICES
+def test_other_arrays_are_pillows(make: Callable[[], Any], device: str) -> None:
+    assert_pillows(lambda: Image.fromarray(make()), device)
 
 
 @pytest.mark.parametrize(
@@ -165,8 +168,9 @@ def test_other_arrays_are_pillows(make: Callable[[], Any]) -> None:
         lambda: Image.fromarray(),  # type: ignore[call-arg]
     ],
 )
-def test_arguments_are_pillows(call: Callable[[], Any]) -> None:
-    assert_pillows(call)
+@DEVICES
+def test_arguments_are_pillows(call: Callable[[], Any], device: str) -> None:
+    assert_pillows(call, device)
 
 
 @pytest.mark.parametrize("mode", SHAPES)
@@ -179,7 +183,8 @@ def test_arguments_are_pillows(call: Callable[[], Any]) -> None:
 @pytest.mark.parametrize(
     "args", [("raw", "L", 0, 1), ("raw", "RGB", 0, 1), ("raw", "RGB", 0, -1), ("raw", "L;I", 0, 1)]
 )
-def test_buffers_of_any_kind_are_pillows(mode: str, data: Any, size: Any, args: Any) -> None:
+@DEVICES
+def test_buffers_of_any_kind_are_pillows(mode: str, data: Any, size: Any, args: Any, device: str) -> None:
     def made() -> Any:
         try:
             return Image.frombuffer(mode, size, data, *args)
@@ -187,7 +192,7 @@ def test_buffers_of_any_kind_are_pillows(mode: str, data: Any, size: Any, args: 
             return type(error), str(error)
 
     expected = made()
-    with torch_sink.image_backend("device", device="meta"):
+    with torch_sink.image_backend("device", device=device):
         actual = made()
         is_kept = (
             args == ("raw", mode, 0, 1) and str(size) in ("(7, 9)", "(9, 7)") and type(data) in (bytes, np.ndarray)
@@ -199,7 +204,10 @@ def test_buffers_of_any_kind_are_pillows(mode: str, data: Any, size: Any, args: 
 @pytest.mark.parametrize("view", [lambda each: each, lambda each: each[::-1], np.asfortranarray])
 @pytest.mark.parametrize("mode", SHAPES)
 @pytest.mark.parametrize("transform", [v1.ToTensor(), v1.Compose([v1.Pad(1), v1.ToTensor()])])
-def test_writes_to_the_array_are_seen_where_pillow_shows_them(view: Any, mode: str, transform: Any) -> None:
+@DEVICES
+def test_writes_to_the_array_are_seen_where_pillow_shows_them(
+    view: Any, mode: str, transform: Any, device: str
+) -> None:
     """Until a transform takes the image: then, as in stock code, they come too late."""
 
     def samples() -> list[Any]:
@@ -211,7 +219,7 @@ def test_writes_to_the_array_are_seen_where_pillow_shows_them(view: Any, mode: s
         return [first, transform(image), np.asarray(other).tolist(), values.tolist()]
 
     expected = samples()
-    with torch_sink.image_backend("device", device="meta"):
+    with torch_sink.image_backend("device", device=device):
         first, second, *others = samples()
         assert type(first) is type(second) is LazyTensor
         first, second = (handle._stock_type(handle._replayed()) for handle in (first, second))
@@ -234,10 +242,11 @@ def test_recording_unpacks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("mode", SHAPES)
-def test_fills_by_type_are_found(mode: str) -> None:
+@DEVICES
+def test_fills_by_type_are_found(mode: str, device: str) -> None:
     pad = v2.Pad(1, fill={Image.Image: 255, "others": 0})
     expected = pad(Image.fromarray(array(mode)))
-    with torch_sink.image_backend("device", device="meta"):
+    with torch_sink.image_backend("device", device=device):
         image = Image.fromarray(array(mode))
         made = pad(image)
         assert type(image) is ArrayImage
@@ -256,7 +265,8 @@ def test_fills_by_type_are_found(mode: str) -> None:
         Image.Image.copy,
     ],
 )
-def test_info_is_kept(transform: Callable[[Any], Any]) -> None:
+@DEVICES
+def test_info_is_kept(transform: Callable[[Any], Any], device: str) -> None:
     def info() -> Any:
         image = Image.fromarray(array())
         image.info["dpi"] = 3
@@ -265,14 +275,15 @@ def test_info_is_kept(transform: Callable[[Any], Any]) -> None:
         return made.info, made
 
     expected = info()
-    with torch_sink.image_backend("device", device="meta"):
+    with torch_sink.image_backend("device", device=device):
         actual = info()
     assert actual[0] == expected[0]
     same_value(actual[1], expected[1])
 
 
-def test_a_write_while_another_thread_reads_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    with torch_sink.image_backend("device", device="meta"):
+@DEVICES
+def test_a_write_while_another_thread_reads_is_kept(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    with torch_sink.image_backend("device", device=device):
         image = Image.fromarray(array())
         stock, reads, written = Image.frombuffer, threading.Event(), threading.Event()
 
@@ -293,9 +304,17 @@ def test_a_write_while_another_thread_reads_is_kept(monkeypatch: pytest.MonkeyPa
         assert image.getpixel((0, 0)) == (7, 8, 9)
 
 
-def test_where_pixels_are_made_here_it_is_pillows_at_once() -> None:
+def test_a_batch_without_a_device_takes_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    transform = v1.Compose([v1.ToTensor(), v1.Normalize((0.4, 0.5, 0.6), (0.3, 0.2, 0.1))])
+
+    def batch() -> torch.Tensor:
+        return torch.utils.data.default_collate([transform(Image.fromarray(array(mode))) for mode in ("RGB", "RGB")])
+
+    expected = batch()
     with torch_sink.image_backend("device", device="cpu"):
-        assert type(Image.fromarray(array())) is Image.Image
+        monkeypatch.setattr(Image, "frombytes", lambda *_: pytest.fail("it was unpacked"))
+        monkeypatch.setattr("torch_sink.image.handles.array._ordinary", lambda image: pytest.fail("it was unpacked"))
+        same_value(batch(), expected)
 
 
 def test_views_of_one_image_are_sent_once() -> None:
@@ -317,11 +336,12 @@ def _made(kind: Any, transform: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", [datasets.CIFAR10, datasets.MNIST, datasets.FashionMNIST])
-def test_torchvisions_own_datasets_unpack_nothing(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@DEVICES
+def test_torchvisions_own_datasets_unpack_nothing(kind: Any, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     dataset = _made(kind, v1.Compose([v1.RandomCrop(28, padding=4), v1.RandomHorizontalFlip(), v1.ToTensor()]))
     torch.manual_seed(3)
     expected = [dataset[at] for at in range(8)]
-    with torch_sink.image_backend("device", device="meta"):
+    with torch_sink.image_backend("device", device=device):
         monkeypatch.setattr("torch_sink.image.handles.array._ordinary", lambda image: pytest.fail("it was unpacked"))
         torch.manual_seed(3)
         for at, (image, label) in enumerate(expected):
@@ -332,9 +352,10 @@ def test_torchvisions_own_datasets_unpack_nothing(kind: Any, monkeypatch: pytest
             assert made_label == label
 
 
-def test_arrays_of_which_nothing_is_recorded_become_pillows_images_at_once() -> None:
+@DEVICES
+def test_arrays_of_which_nothing_is_recorded_become_pillows_images_at_once(device: str) -> None:
     array = np.zeros((8, 8, 3), np.uint8)
-    with torch_sink.image_backend("device", device="meta"):
+    with torch_sink.image_backend("device", device=device):
         kinds = []
         for _ in range(20):
             kinds.append(type(image := Image.fromarray(array)) is ArrayImage)

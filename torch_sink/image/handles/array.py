@@ -93,7 +93,7 @@ def from_array(stock: Callable[..., Image.Image], *args: Any, **kwargs: Any) -> 
 
 
 def from_buffer(stock: Callable[..., Image.Image]) -> Callable[..., Image.Image]:
-    """Stand-in for `Image.frombuffer`: of bytes and of arrays it makes an `ArrayImage`, if another device makes pixels.
+    """Stand-in for `Image.frombuffer`: of bytes and of arrays it makes an `ArrayImage`.
 
     As in Pillow, an image in "L" shares the memory of its array, and any other one has a copy.
     """
@@ -104,8 +104,7 @@ def from_buffer(stock: Callable[..., Image.Image]) -> Callable[..., Image.Image]
             ArrayImage.unused += 1
             return stock(*args, **kwargs)
         active = settings.active
-        is_elsewhere = active is not None and active.device not in ("", "cpu")
-        if not is_elsewhere or len(args) != 7 or kwargs or is_executing():
+        if active is None or not active.device or len(args) != 7 or kwargs or is_executing():
             return stock(*args, **kwargs)
         mode, size, data, decoder, raw_mode, stride, step = args
         if (decoder, raw_mode, stride, step) != ("raw", mode, 0, 1) or mode not in ("L", "RGB"):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from PIL import Image
 
 from torch_sink.errors import DecodeError
 from torch_sink.image.core.fallback import executing
@@ -81,13 +82,14 @@ def run_on_cpu(images: Iterable[tuple[Source, tuple[Op, ...]]], out: torch.Tenso
 
 
 def _begun(source: Source, ops: tuple[Op, ...]) -> tuple[Any, tuple[Op, ...]]:
-    """Runs all but the last calls; returns the image or tensor, and the last calls."""
+    """Runs all but the last calls; returns a source of the image or the tensor, and the last calls."""
     count = count_before_values(ops)
-    return replayed(source, ops[:count]), ops[count:]
+    made = source if not count and isinstance(source, PixelSource) else replayed(source, ops[:count])
+    return (PixelSource(made) if isinstance(made, Image.Image) else made), ops[count:]
 
 
 def _finish(pixels: list[Any], last_calls: tuple[Op, ...], target: torch.Tensor) -> None:
-    """Runs the last calls on images, or on tensors of one dtype, and writes the result to `target` [N, C, H, W]."""
+    """Runs the last calls on sources of images, or on tensors of one dtype, into `target` [N, C, H, W]."""
     values = _stacked(pixels, target)
     for op in last_calls:
         is_here = target.dtype == torch.float32 and values.dtype == torch.uint8
@@ -104,7 +106,7 @@ def _finish(pixels: list[Any], last_calls: tuple[Op, ...], target: torch.Tensor)
 
 
 def _stacked(pixels: list[Any], target: torch.Tensor) -> torch.Tensor:
-    """A new tensor of images or tensors, in the shape of `target`."""
+    """A new tensor of sources of images, or of tensors, in the shape of `target`."""
     if isinstance(pixels[0], torch.Tensor):
         return torch.stack(pixels)
     count, channels, height, width = target.shape

@@ -19,8 +19,8 @@ from torch_sink.damage.samples import READING
 from torch_sink.image.core import settings
 from torch_sink.image.core.fallback import MUTED, count_dispatch_modes, count_function_modes, ledger
 from torch_sink.image.core.ops import VALUE_CALLS
-from torch_sink.image.decode.source import PixelSource
-from torch_sink.image.handles.array import ORDINARY
+from torch_sink.image.decode.source import BytesSource, PixelSource
+from torch_sink.image.handles.array import ORDINARY, ArrayImage
 from torch_sink.image.handles.image import RECORDED_MODES, LazyImage
 from torch_sink.image.handles.tensor import HANDLES
 from torch_sink.image.steps.draft import Draft, draft_of, finished
@@ -162,7 +162,7 @@ def sampled(record: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callab
                 return record(stock, transform, *inputs)
             with MUTED:
                 for image in _leaves(inputs) if type(inputs[0]) is not Image.Image else ():
-                    if type(image) is LazyImage:
+                    if type(image) in (LazyImage, ArrayImage):
                         image.load()  # an ordinary image from now on
                 made = stock(transform, *inputs)
             for row in samples.rows[count % len(samples.rows)]:
@@ -182,11 +182,11 @@ def _leaves(inputs: Any) -> Iterable[Any]:
 
 def _are_in_memory(inputs: tuple[Any, ...]) -> bool:
     """True where there are images, and all of them have pixels."""
-    if len(inputs) == 1 and type(inputs[0]) is Image.Image:
+    if len(inputs) == 1 and type(inputs[0]) in ORDINARY:
         return True
     images = [leaf for leaf in _leaves(inputs) if isinstance(leaf, (Image.Image, *HANDLES))]
     kinds = {type(vars(each).get("lazy_source") if type(each) is LazyImage else each) for each in images}
-    return bool(kinds) and kinds <= {Image.Image, PixelSource}
+    return bool(kinds) and kinds <= {*ORDINARY, PixelSource, BytesSource}
 
 
 def _has_steps(transform: Any) -> bool:
