@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from PIL import Image
 
 from torch_sink.errors import DecodeError
 from torch_sink.image.core.fallback import executing
@@ -85,7 +84,7 @@ def _begun(source: Source, ops: tuple[Op, ...]) -> tuple[Any, tuple[Op, ...]]:
     """Runs all but the last calls; returns a source of the image or the tensor, and the last calls."""
     count = count_before_values(ops)
     made = source if not count and isinstance(source, PixelSource) else replayed(source, ops[:count])
-    return (PixelSource(made) if isinstance(made, Image.Image) else made), ops[count:]
+    return (made if isinstance(made, (torch.Tensor, PixelSource)) else PixelSource(made)), ops[count:]
 
 
 def _finish(pixels: list[Any], last_calls: tuple[Op, ...], target: torch.Tensor) -> None:
