@@ -104,7 +104,7 @@ def from_buffer(stock: Callable[..., Image.Image]) -> Callable[..., Image.Image]
             ArrayImage.unused += 1
             return stock(*args, **kwargs)
         active = settings.active
-        if active is None or not active.device or len(args) != 7 or kwargs or is_executing():
+        if active is None or not active.device or active.interpreted or len(args) != 7 or kwargs or is_executing():
             return stock(*args, **kwargs)
         mode, size, data, decoder, raw_mode, stride, step = args
         if (decoder, raw_mode, stride, step) != ("raw", mode, 0, 1) or mode not in ("L", "RGB"):
