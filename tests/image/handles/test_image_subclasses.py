@@ -21,6 +21,7 @@ import torch_sink
 from image.cases import encoded
 from image.check import assert_same_bits
 from torch_sink import fallback_report
+from torch_sink.image.handles.array import ArrayImage
 from torch_sink.image.handles.image import LazyImage
 from torch_sink.image.handles.tensor import HANDLES
 
@@ -95,7 +96,8 @@ def assert_same(made: Any, expected: Any) -> None:
     if isinstance(expected, torch.Tensor):
         assert_same_bits(made.materialize() if isinstance(made, HANDLES) else made, expected)
         return
-    assert type(made) in (type(expected), LazyImage if type(expected) is Image.Image else type(expected))
+    own = (LazyImage, ArrayImage) if type(expected) is Image.Image else ()
+    assert type(made) in (type(expected), *own)
     assert (made.mode, made.size, made.tobytes()) == (expected.mode, expected.size, expected.tobytes())
 
 
