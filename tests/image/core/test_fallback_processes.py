@@ -263,3 +263,19 @@ def test_pixels_of_handles_from_a_pool() -> None:
 
 def opened(index: int) -> Image.Image:
     return opener(encoded(30, 31, index))().convert("RGB")
+
+
+def _count_around_a_block() -> None:
+    darkness(0)
+    with torch_sink.image_backend("device", device="meta"):
+        pass
+    darkness(1)
+    darkness(2)
+
+
+def test_a_child_goes_on_counting_after_a_backend_of_its_own() -> None:
+    with torch_sink.image_backend("device", device="cpu"):
+        child = multiprocessing.get_context("fork").Process(target=_count_around_a_block)
+        child.start()
+        child.join(60)
+        assert (child.exitcode, reported()) == (0, 3)

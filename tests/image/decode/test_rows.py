@@ -139,3 +139,15 @@ def test_fewer_rows_are_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with torch_sink.image_backend("device", device="cpu"):
         F.crop(default_loader(path), 10, 0, 30, 60).tobytes()
     assert heights == [40]
+
+
+def test_a_header_that_pillow_cannot_read(tmp_path: Path) -> None:
+    """The error names the file, as that of the whole image does."""
+    path, data = tmp_path / "image.jpg", encoded(60, 50, 1)
+    path.write_bytes(data[:2] + b"\xff\xee\0\7Adobe" + data[2:])
+    with pytest.raises(OSError):  # noqa: PT011
+        default_loader(str(path))
+    with torch_sink.image_backend("device", device="cpu"):
+        image = default_loader(str(path))
+        with pytest.raises(OSError, match=r"image\.jpg"):
+            image.crop((0, 0, 20, 20)).tobytes()

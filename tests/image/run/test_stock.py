@@ -151,6 +151,19 @@ def test_crops_of_a_resized_file_resize_it_once(tmp_path: Path, monkeypatch: pyt
     assert len(decoded) == 1
 
 
+def test_views_after_the_values_of_the_first_were_read(tmp_path: Path) -> None:
+    path = tmp_path / "image.jpg"
+    path.write_bytes(encoded(60, 50, 1))
+    stock = default_loader(path)
+    with torch_sink.image_backend("device", device="cpu"):
+        image = default_loader(path)
+        first = v1.functional.to_tensor(image)
+        assert first.numpy().max() <= 1
+        for box in [(0, 0, 20, 20), (0, 0, 20, 30), (5, 5, 40, 40)]:
+            assert_same_bits(v1.functional.to_tensor(image.crop(box)), v1.functional.to_tensor(stock.crop(box)))
+    assert_same_bits(first, v1.functional.to_tensor(stock))
+
+
 def _stack(crops: Iterable[Any]) -> torch.Tensor:
     return torch.stack([v1.functional.to_tensor(crop) for crop in crops])
 

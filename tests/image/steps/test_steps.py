@@ -223,3 +223,17 @@ def test_a_small_image_takes_few_calls(module: Any, most: int) -> None:
             counts.append(count_calls(lambda run=run: run(image)))
     assert counts[0] <= most
     assert counts[1] > 1.4 * counts[0]
+
+
+@pytest.mark.parametrize("make", [v1.Compose, lambda transforms: v1.RandomApply(transforms, 1.0)])
+def test_a_container_of_a_generator(make: Any) -> None:
+    """Which has no length, and can be used once."""
+    image = Image.effect_noise((40, 30), 50)
+
+    def crop_and_convert() -> torch.Tensor:
+        return v1.Compose([make(each for each in [v1.CenterCrop(9)]), v1.ToTensor()])(image)
+
+    expected = crop_and_convert()
+    with torch_sink.image_backend("device", device="meta"):
+        made = crop_and_convert()
+    assert torch.equal(made.cpu(), expected)

@@ -116,12 +116,14 @@ class _Ledger:
     def set_aside(self) -> Iterator[None]:
         """Inside, counting begins afresh; afterwards it goes on with the counts and the folder from before."""
         before = self.counts, self.has_recorded, self.kept, self.strict, self.folder, self._owner
+        in_file = self._leaves, self._offsets, self._text
         self.counts, self.has_recorded, self.kept, self.folder, self._owner = Counter(), False, 0, "", 0
         try:
             yield
         finally:
             self.close()
             self.counts, self.has_recorded, self.kept, self.strict, self.folder, self._owner = before
+            self._leaves, self._offsets, self._text = in_file
 
     def close(self) -> None:
         """Removes the folder with the files of the children."""

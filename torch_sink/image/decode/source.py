@@ -61,10 +61,14 @@ class EncodedSource(NamedTuple):
         They cannot where the end of the image is the only marker behind the header of a baseline file. Pillow's decoder
         writes a row when it is final, and calls it an error that fewer were wanted than the file has.
         """
+        # Looking for markers costs more than the last sixteenth of the rows.
         scan, is_less = self.header.scan, 0 < count * 16 < self.header.height * 15
         if scan is None or not is_less or next_marker(self.data, scan.begin) != len(self.data) - 2:
             return None
-        image = self.open()
+        try:
+            image = self.open()
+        except (OSError, SyntaxError, ValueError):
+            return None  # `decode` says what is wrong with the header
         extents = 0, 0, image.width, count
         image._size, image.tile = extents[2:], [image.tile[0]._replace(extents=extents)]  # type: ignore[attr-defined]
         image.im, last = Image.core.new(image.mode, image.size), (0, count - 1)  # type: ignore[attr-defined]
@@ -72,7 +76,7 @@ class EncodedSource(NamedTuple):
         with contextlib.suppress(OSError):
             image.load()
         if image.im.getpixel(last) == _NEVER_DECODED[image.mode]:
-            return None  # or by chance
+            return None  # it was not decoded, or has this color by chance
         return image._new(image.im) if image.mode == self.mode else image.convert(self.mode)
 
 

@@ -8,6 +8,7 @@ import functools
 import math
 import operator
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -30,7 +31,7 @@ from torch_sink.image.decode.source import (
 )
 from torch_sink.image.handles.array import ArrayImage, pixels_of
 from torch_sink.image.handles.names import PixelAccess, named_as, stays, unpickled
-from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
+from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage, give_pixels
 from torch_sink.image.operations import RECORDERS
 
 RECORDED_MODES = ("L", "RGB")
@@ -183,15 +184,14 @@ class LazyImage(LazyPixels, metaclass=_StockType):
     def recipe(self) -> tuple[Source, tuple[Op, ...]]:
         """The source and the calls that a new handle begins with; a second sample's begins with finished pixels.
 
-        Without a device, so do a second view of one sample, as self-supervised training takes them, and then its first.
+        Without a device, a second view of one sample makes the pixels, and the first one takes them too.
         """
         fields, now = self.__dict__, uses.batches
         if fields.get("lazy_used", now) != now:
             self.keep_pixels()
         elif "lazy_used" in fields and settings.makes_pixels_here():
             source, ops = made_here(*_source_and_ops(fields))
-            if (first := fields.pop("lazy_first", type(None))()) is not None:
-                first.take_pixels(source, len(fields["lazy_ops"]) - len(ops))
+            give_pixels(fields.pop("lazy_first", None), source, len(fields["lazy_ops"]) - len(ops))
             fields.update({"lazy_source": source, "lazy_ops": ops, "lazy_has_views": True})
         fields["lazy_used"] = now
         return _source_and_ops(fields)
@@ -268,7 +268,7 @@ class LazyImage(LazyPixels, metaclass=_StockType):
         """The handle of the tensor [C, H, W] that a conversion makes of the image."""
         source, before = self.recipe()
         made = (LazyTVImage if as_tv_image else LazyTensor)(source, (*before, op), self.lazy_shape, dtype)
-        self.__dict__["lazy_first"] = weakref.ref(made)  # for `recipe`
+        self.__dict__["lazy_first"] = weakref.ref(made), threading.get_ident()  # the first view, for `recipe`
         return made
 
 

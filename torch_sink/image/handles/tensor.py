@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -92,12 +93,6 @@ class _Handle(Lazy):
             refs[:] = [ref for ref in refs if ref() is not None]
         refs.append(weakref.ref(view))
         return view
-
-    def take_pixels(self, source: Source, done: int) -> None:
-        """Begins with pixels that the first `done` calls made of its file, where it is the first view of an image."""
-        fields = self.__dict__
-        if isinstance(fields.get("lazy_source"), EncodedSource) and self.lazy_base is None and not self.lazy_views:
-            fields["lazy_source"], fields["lazy_ops"] = made_here(source, fields["lazy_ops"][done:])
 
     @property
     def lazy_views(self) -> list[Any]:
@@ -235,6 +230,17 @@ class LazyTVImage(_Handle, tv_tensors.Image):
 
 
 HANDLES = (LazyTensor, LazyTVImage)
+
+
+def give_pixels(first: tuple[weakref.ref[Any], int] | None, source: Source, done: int) -> None:
+    """Gives the first view of an image the pixels that the first `done` of its calls made of the file.
+
+    Only where the program holds the view, nobody read its values, and this thread made it: another may be reading it.
+    """
+    view: Any = first[0]() if first is not None and first[1] == threading.get_ident() else None
+    fields = vars(view) if isinstance(view, HANDLES) else {}
+    if isinstance(fields.get("lazy_source"), EncodedSource) and view.lazy_base is None and not view.lazy_views:
+        fields["lazy_source"], fields["lazy_ops"] = made_here(source, fields["lazy_ops"][done:])
 
 
 def _is_last_of_its_memory(view: Any) -> bool:

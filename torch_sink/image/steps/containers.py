@@ -223,12 +223,12 @@ _contains = "pad crop"
 @step(v1.Compose, v2.Compose, nn.Sequential, calls=_contains)
 def _compose(compose: Any, draft: Draft) -> Any:
     transforms = compose if type(compose) is nn.Sequential else compose.transforms
-    return run_all(transforms, draft) if len(transforms) else NotImplemented
+    return run_all(transforms, draft) if transforms else NotImplemented
 
 
 @step(v1.RandomApply, v2.RandomApply, calls=_contains)
 def _apply(apply: Any, draft: Draft) -> Any:
-    if not is_probability(apply.p) or not len(apply.transforms):
+    if not is_probability(apply.p) or not apply.transforms:
         return NotImplemented
     drawn, p = chance(), as_drawn(apply.p)
     return run_all(apply.transforms, draft) if drawn < p or (drawn == p and type(apply) is v1.RandomApply) else draft

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import Any
 
@@ -127,7 +128,7 @@ class Draft:
         if "lazy_has_views" in vars(origin):  # a batch would hold their decoded files
             source, ops = made_here(source, ops)
         made = self.kind(source, ops, self.lazy_shape, self.lazy_dtype)
-        vars(origin)["lazy_first"] = weakref.ref(made)  # for `LazyImage.recipe`
+        vars(origin)["lazy_first"] = weakref.ref(made), threading.get_ident()  # the first view, for `LazyImage.recipe`
         return made
 
 
