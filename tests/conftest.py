@@ -32,6 +32,8 @@ LONGEST = (
     "kernels/test_interpreted.py",
     "kernels/test_compiled.py",
     "test_together.py",
+    "project/test_demo.py",
+    "engines/test_compile.py",
     "core/test_distributed.py",
     "clients/test_strict.py",
     "kernels/test_compile.py",

@@ -328,12 +328,12 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "batches_per_epoch=0": (
         lambda: SinkLoader(BATCHES, batches_per_epoch=0),
         ValueError,
-        "batches_per_epoch=0 is not allowed.*None for one pass",
+        "batches_per_epoch=0; pass an int of at least 1, or None for one pass of the loader",
     ),
     "batches_per_epoch=1.5": (
         lambda: SinkLoader(BATCHES, batches_per_epoch=1.5),
         TypeError,
-        "must be an int, got 1.5",
+        "batches_per_epoch=1.5 is a float; pass an int",
     ),
     "a class for a loader": (lambda: SinkLoader(DataLoader), TypeError, r"the class DataLoader; pass an instance"),
     "a dict of loaders": (lambda: loop().run({"train": BATCHES}), TypeError, "is a dict; pass one of its values"),
@@ -343,7 +343,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Any, str]] = {
         ValueError,
         "'gpu' is not a device, such as 'cuda'",
     ),
-    "slots=0": (lambda: SinkLoader(BATCHES, slots=0), ValueError, "slots=0 is not allowed.*None for the default"),
+    "slots=0": (lambda: SinkLoader(BATCHES, slots=0), ValueError, "slots=0; pass an int of at least 1, or None for the default"),
     "a device of the sink that is not there": (
         lambda: SinkLoader(BATCHES, device="cuda:99"),
         ValueError,

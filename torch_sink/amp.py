@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from torch_sink.loop.core.arguments import check_choice
+from torch_sink.common.arguments import check_choice
 from torch_sink.loop.step.precision import LEVELS, FullPrecision, Precision, PrecisionForward, make_precision
 from torch_sink.loop.step.scaler import DynamicLossScaler, StaticLossScaler, all_finite, grads_finite
 

@@ -41,7 +41,7 @@ from torch_sink.cli.pipelines import seed_everything
 from torch_sink.cli.worker_cost import SIDES, in_turns, one_thread, percentiles
 from torch_sink.image.support import INPUT_KINDS, Trial, arranged, entries
 
-SIZES = {"32 x 32": 64, "500 x 375": 16}  # width and height -> images of a round, which are one batch
+SIZES = {"32 x 32": 64, "500 x 375": 8}  # width and height -> images of a round, which are one batch
 MODULES: dict[str, Any] = {"v1": v1, "v2": v2}
 WAYS = {"recorded": "torch_sink", "without a device": "on_cpu"}  # and their sides
 AT_MOST = 1.15  # what a worker may spend, divided by what stock code spends

@@ -185,6 +185,7 @@ def test_the_command_explains_a_users_transform(folder: Path) -> None:
         assert cell in page.text
 
 
+@pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize("name", ["transform", "jitter", "two_crops"])
 def test_launches_are_those_that_a_batch_makes(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = explained(f"train:{name}", "h200")
@@ -200,6 +201,7 @@ def test_launches_are_those_that_a_batch_makes(name: str, folder: Path, monkeypa
     assert f"Launches of a batch: {launched.total()} (" in explain.report_of(found).as_text()
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_what_falls_back_and_how_to_mend_it(folder: Path) -> None:
     found = explained("train:read", "a100")
     assert found.fallbacks == {("pixels of a Pillow image", "read by other code: train.read"): FILES}
@@ -213,6 +215,7 @@ def test_what_falls_back_and_how_to_mend_it(folder: Path) -> None:
     assert stages["decode"].seconds == 0 < stages["kernels"].seconds
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_pipeline_of_which_nothing_is_recorded(folder: Path) -> None:
     found = explained("train:of_its_own", "h200")
     text = explain.report_of(found).as_text()
@@ -250,6 +253,7 @@ def test_every_reason_has_a_remedy() -> None:
     assert [reason for reason in reasons if "troubleshooting" in explain.remedy_for(reason)] == []
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_the_stage_that_limits(folder: Path) -> None:
     few, many = (explained("train:transform", "h200", workers) for workers in (1, 10_000))
     assert (few.limit, few.rates["worker"]) == ("worker", pytest.approx(1 / few.stages[0].seconds))
@@ -261,6 +265,7 @@ def test_the_stage_that_limits(folder: Path) -> None:
     assert needed == math.ceil(allowed * few.stages[0].seconds)
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_slower_gpu_takes_longer_and_the_bus_is_its_own(folder: Path) -> None:
     by_name = {name: {stage.name: stage for stage in explained("train:jitter", name).stages} for name in DEVICES}
     assert by_name["A100"]["kernels"].seconds > by_name["H200"]["kernels"].seconds > by_name["B200"]["kernels"].seconds
@@ -269,6 +274,7 @@ def test_a_slower_gpu_takes_longer_and_the_bus_is_its_own(folder: Path) -> None:
         assert copy.seconds == pytest.approx(copy.bytes_in / (device.bus * 1e9))
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_times_of_kernels_are_those_that_were_counted(folder: Path) -> None:
     """Beside counts of four other photographs of this size."""
     counts = json.loads((ROOT / "examples" / "benchmarks" / "results" / "kernels.json").read_text())["counts"]

@@ -97,6 +97,7 @@ def test_a_plain_loop_runs_as_without(
     assert re.search(r"kernels +H200 .* modeled\n", printed)
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_the_step_loop_and_what_falls_back_in_the_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def losses() -> list[float]:
         torch.manual_seed(7)
@@ -120,6 +121,7 @@ def test_the_step_loop_and_what_falls_back_in_the_run(folder: Path, capsys: pyte
     assert "1 x pixels of a Pillow image: read by other code" in printed.partition("Pipeline")[0]
 
 
+@pytest.mark.usefixtures("unmeasured")
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata, on the newest torch
 def test_loaders_of_torchdata_and_those_in_sink_loaders(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = ImageFolder(str(folder), TRANSFORM)
@@ -145,6 +147,7 @@ def test_the_report_leaves_the_counts_of_the_run_alone(folder: Path) -> None:
         assert torch_sink.get_image_backend() == "device"
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_ctrl_c_ends_with_the_report_and_an_error_without(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def run_into(error: BaseException) -> None:
         with torch_sink.explain():
@@ -161,6 +164,7 @@ def test_ctrl_c_ends_with_the_report_and_an_error_without(folder: Path, capsys: 
     assert DataLoader.__iter__ is stock
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_what_cannot_be_looked_at_does_not_end_the_program(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with torch_sink.explain():
         assert len(list(DataLoader(OnlyOnce(), 4))) == 2

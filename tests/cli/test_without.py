@@ -74,6 +74,7 @@ def test_the_figure_without_is_that_of_the_chain_without_it(photos: Path) -> Non
     assert cost.without == pytest.approx(shorter.stages[0].seconds, rel=0.6)
 
 
+@pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize(
     "transform",
     [
@@ -88,6 +89,7 @@ def test_what_cannot_be_measured_is_said(transform: Any, photos: Path) -> None:
     assert "Their cost cannot be measured apart" in explain.report_of(found).as_text()
 
 
+@pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize("device", ["h200", "cpu"])
 def test_the_report_says_it(device: str, photos: Path) -> None:
     found = explain.explain(pipeline_of(v1.Compose([*HEAD, negative, v1.ToTensor()]), photos), device)
@@ -97,6 +99,7 @@ def test_the_report_says_it(device: str, photos: Path) -> None:
     assert f"an image costs {with_them} with negative, and {without} without" in said
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_nothing_is_measured_where_nothing_is_to_be_done(photos: Path) -> None:
     found = explain.explain(pipeline_of(v1.Compose([*HEAD, v1.ToTensor()]), photos), "h200")
     assert (found.fallbacks, found.cost) == ({}, None)

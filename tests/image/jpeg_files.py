@@ -18,9 +18,12 @@ from torch_sink import decode_images
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.decode import providers as decode
 from torch_sink.image.decode.jpeg_block import MARKER_BYTES, JpegFile, JpegFiles
-from torch_sink.image.decode.jpeg_tables import COLUMN, JpegBatch, batch_of
+from torch_sink.image.decode.jpeg_tables import JpegBatch, batch_of
+from torch_sink.triton_kernels import jpeg_rows
 from torch_sink.triton_kernels.shapes import TileShape
 
+# {name of a column, or of how many there are, in the tables of files: its number}
+COLUMN = {name: value for name, value in vars(jpeg_rows).items() if name.isupper()}
 SAMPLINGS = ("4:4:4", "4:2:2", "4:2:0", "4:4:0", "gray")
 CONTENTS = ("photo", "noise", "bilevel", "white", "text")
 DAMAGES = ("bit flipped", "cut off", "zeroed", "doubled", "header bit flipped")

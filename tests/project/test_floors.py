@@ -15,7 +15,7 @@ pytestmark = pytest.mark.once
 ROOT = Path(__file__).resolve().parents[2]
 MOST_FILES = 16  # of a folder's own, `__init__` aside
 MOST_LINES = 320  # of a file of the package
-MOST_FILES_IN_ALL, MOST_LINES_IN_ALL = 169, 31_300
+MOST_FILES_IN_ALL, MOST_LINES_IN_ALL = 169, 31_188
 MOST_RECORDS = 32  # of the image backend
 
 RECORD_KINDS = ("NamedTuple", "TypedDict", "dataclass")

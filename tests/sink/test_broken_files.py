@@ -29,12 +29,15 @@ from image.check import assert_same_bits
 from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, default_collate
+from torch.utils.data._utils.pin_memory import pin_memory
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchvision.datasets import folder
 
 import torch_sink
 from torch_sink import SinkLoader
-from torch_sink.damage.samples import GuardedCollate
+from torch_sink.damage.report import DecodeReport
+from torch_sink.damage.samples import GuardedCollate, PartialBatch
+from torch_sink.sink.snapshots import SnapshotBatch
 
 pytestmark = QUIET
 COUNT = 40
@@ -309,3 +312,14 @@ def test_training_steps_on_what_is_left(paths: list[Path], batches_per_epoch: in
     assert len(history.losses) == len(batches) < len(dataset) / 2
     if batches_per_epoch is None:
         assert all(torch.equal(one, other) for one, other in zip(ours.parameters(), stock.parameters(), strict=True))
+
+
+def test_the_thread_that_pins_memory_reaches_the_batch_inside() -> None:
+    class Batch:
+        def pin_memory(self) -> str:
+            return "pinned"
+
+    lost = DecodeReport(1, 0, {"a.jpg": "broken"})
+    pinned = pin_memory(PartialBatch(SnapshotBatch(Batch(), 1, b"state"), lost))
+    assert (type(pinned), type(pinned.batch)) == (PartialBatch, SnapshotBatch)
+    assert pinned == PartialBatch(SnapshotBatch("pinned", 1, b"state"), lost)

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -113,6 +114,20 @@ def test_a_second_one_is_refused(tmp_path: Path) -> None:
         torch_sink.timeline(tmp_path / "b.html"),
     ):
         pass
+
+
+def test_one_that_is_still_open_when_the_program_ends(tmp_path: Path) -> None:
+    code = f"""
+import torch, torch_sink
+shown = torch_sink.timeline({str(tmp_path / "run.html")!r})
+shown.__enter__()
+torch.ones(3, requires_grad=True).sum().backward()
+"""
+    folders = set(Path(tempfile.gettempdir()).glob("torch_sink_timeline_*"))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stderr == ""
+    assert [name for _, name, _, _ in events(tmp_path / "run.html")] == ["backward"]
+    assert set(Path(tempfile.gettempdir()).glob("torch_sink_timeline_*")) == folders
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Messages for calls with an unknown keyword argument, or with a keyword-only argument given by position."""
+"""Checks of a user's arguments; each message says what is allowed and what to do."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
+
+import torch
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,6 +45,59 @@ _SAME = {
     "max_steps": ("steps",),
     "valid_dataset": _OF_AN_EVALUATION,
 }
+
+
+def check_choice(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    """Raise ValueError unless `value` is one of `allowed`."""
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r}: allowed are {', '.join(repr(choice) for choice in allowed)}")
+
+
+def check_bool(name: str, value: Any) -> None:
+    """Raise TypeError unless `value` is a bool."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}={value!r}: pass True or False")
+
+
+def check_count(name: str, value: Any, *, minimum: int, special: int | None = None, meaning: str = "") -> None:
+    """Raise unless `value` is an int of at least `minimum`; with a `meaning`, which messages name, `special` passes."""
+    if meaning and type(value) is type(special) and value == special:
+        return
+    allowed = f"an int of at least {minimum}" + (f", or {special} for {meaning}" if meaning else "")
+    if isinstance(value, bool) or not isinstance(value, int):
+        given = name if isinstance(value, (list, tuple, dict, torch.Tensor)) else f"{name}={value!r}"
+        raise TypeError(f"{given} is a {type(value).__name__}; pass {allowed}")
+    if value < minimum:
+        raise ValueError(f"{name}={value}; pass {allowed}")
+
+
+def check_above_zero(name: str, value: Any, default: str) -> None:
+    """Raise unless `value` is a number above 0; `default` is what to do without one, for the message."""
+    allowed = f"pass a number above 0, or {default}"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; {allowed}")
+    if not value > 0:
+        raise ValueError(f"{name}={value}; {allowed}")
+
+
+def named_device(device: torch.device | str) -> torch.device:
+    """The device with a name; raises ValueError if torch knows none with it."""
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device={device!r} is not a device, such as 'cuda' or 'cpu': {error}") from error
+
+
+def check_takes(name: str, function: Any, *arguments: str) -> None:
+    """Raise TypeError if a function cannot take these positional arguments; one without a signature passes."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise TypeError(f"{name} is called with ({', '.join(arguments)}), which it does not take: {error}") from error
 
 
 def explains_other_names(**places: str) -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -161,12 +161,17 @@ def wait_for_senders() -> None:
     """
     deadline = time.monotonic() + 1
     for thread in threading.enumerate():
+        place, seen = None, 0
         while thread.name == "QueueFeederThread" and thread.is_alive() and time.monotonic() < deadline:
             frame = sys._current_frames().get(thread.ident or 0)
-            if frame is not None and frame.f_globals["__name__"] in _SENDING:
+            now = (frame.f_code, frame.f_lasti) if frame and frame.f_globals["__name__"] in _SENDING else None
+            place, seen = now, seen + 1 if now == place else 0
+            if now is not None and seen == _STANDS_STILL:
                 break
             thread.join(0.01)
 
 
 # Modules whose functions are the innermost of a thread that writes to a pipe, or waits for the lock of the pipe.
 _SENDING = ("multiprocessing.connection", "multiprocessing.queues")
+# A thread that is seen so often at one place, every 10 ms, is not on its way from there to the next batch.
+_STANDS_STILL = 5

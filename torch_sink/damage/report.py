@@ -121,14 +121,6 @@ _of_thread = _OfThread()
 when_one_is_set: list[Callable[[], None]] = []
 
 
-def check_policy(policy: str) -> str:
-    """Returns `policy`; raises ValueError unless it is one of `POLICIES`."""
-    if policy not in POLICIES:
-        allowed = ", ".join(map(repr, POLICIES))
-        raise ValueError(f"on_decode_error={policy!r} is not allowed: give one of {allowed}")
-    return policy
-
-
 def current_policy() -> str:
     """The policy for files that the calling thread opens, and for loaders whose iterators it makes."""
     return _of_thread.policy or _of_process

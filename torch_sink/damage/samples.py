@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from torch.utils.data import get_worker_info
-from torch.utils.data._utils import pin_memory
 
 from torch_sink.common.containers import leaves
 from torch_sink.common.random_state import global_draws, set_global_draws
@@ -37,10 +36,6 @@ class PartialBatch(NamedTuple):
     batch: Any
     loss: DecodeReport
     is_empty: bool = False  # no sample is left, and `batch` is not a batch
-
-    def pin_memory(self, device: str | None = None) -> PartialBatch:
-        """Called by the DataLoader's pinning thread."""
-        return self._replace(batch=pin_memory.pin_memory(self.batch, device))  # type: ignore[no-untyped-call]
 
 
 class GuardedDataset:

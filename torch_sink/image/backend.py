@@ -12,8 +12,9 @@ import torch
 from torch.utils.data import get_worker_info
 
 from torch_sink.common import after_fork_in_child
+from torch_sink.common.arguments import check_choice
 from torch_sink.common.patches import unknown_releases
-from torch_sink.damage.report import check_policy, clear_report
+from torch_sink.damage.report import POLICIES, clear_report
 from torch_sink.errors import SinkError
 from torch_sink.image.core import settings
 from torch_sink.image.core.fallback import ledger
@@ -82,7 +83,7 @@ def _set(name: str, device: torch.device | str | None, strict: bool, on_decode_e
             f"unknown image backend {name!r}; choose one of {', '.join(map(repr, _NAMES))}, "
             "and the device by set_image_backend('device', device='cuda:0')"
         )
-    check_policy(on_decode_error)
+    check_choice("on_decode_error", on_decode_error, POLICIES)
     if name == "device":
         chosen = _checked_device(device)
         is_interpreted = chosen in ("cpu", "") and os.environ.get("TRITON_INTERPRET", "0") == "1"

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from torch_sink.loop.core.arguments import check_takes
+from torch_sink.common.arguments import check_takes
 from torch_sink.loop.core.distributed import Ranks, set_learning_rate
 from torch_sink.loop.saving import save_in_run
 from torch_sink.thread_waits import host_sync_allowed

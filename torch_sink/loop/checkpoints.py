@@ -127,11 +127,10 @@ def list_checkpoints(directory: Path, prefix: str | None = None) -> list[Path]:
     return [entry[-1] for entry in sorted(found)]
 
 
-def step_of(path: Path) -> int:
-    """The step count in a checkpoint's name."""
-    match = _NAME.match(path.name)
-    assert match is not None, path
-    return int(match["step"])
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Step and files of a checkpoint, and the plain values that were saved with them."""
+    manifest: dict[str, Any] = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
+    return manifest
 
 
 def newest_checkpoint(directory: Path) -> Path | None:
@@ -146,7 +145,7 @@ def newest_checkpoint(directory: Path) -> Path | None:
 def _damage(path: Path) -> str | None:
     """What is missing in a checkpoint with a manifest; None if it is complete."""
     try:
-        files = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8")).get("files", {})
+        files = read_manifest(path).get("files", {})
     except ValueError:
         return f"{MANIFEST_FILE} is no JSON"
     for name, size in files.items():
@@ -158,15 +157,9 @@ def _damage(path: Path) -> str | None:
     return None
 
 
-def monitored_value(path: Path, name: str) -> float | None:
-    """The value of the monitor `name` in a checkpoint's manifest; None if it was not saved for this monitor."""
-    value: float | None = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8")).get("monitored", {}).get(name)
-    return value
-
-
 def read_checkpoint(path: Path, ranks: Ranks) -> dict[str, Any]:
     """Load the state of a complete checkpoint, without shards; its tensors are on the CPU."""
-    manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
+    manifest = read_manifest(path)
     if manifest.get("format") != FORMAT:
         raise SinkError(f"{path} has checkpoint format {manifest.get('format')}, this version reads {FORMAT}")
     if manifest["ranks"] != ranks.size:

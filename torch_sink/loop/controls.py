@@ -13,10 +13,9 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from torch_sink.common.arguments import explains_other_names
+from torch_sink.common.arguments import check_bool, check_choice, check_count, explains_other_names
 from torch_sink.common.random_state import global_random_state, set_global_random_state
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, check_monitor, older_events
-from torch_sink.loop.core.arguments import check_bool, check_choice, check_count
 from torch_sink.loop.evaluation import monitored
 from torch_sink.loop.metrics import make_metrics
 from torch_sink.loop.monitors import show
@@ -71,9 +70,8 @@ class Evaluation(Callback):
         forward: Callable[[nn.Module, Any], Any] | None = None,
         ema: bool = False,
     ) -> None:
-        if every_steps is not None:
-            check_count("every_steps", every_steps, minimum=1)
-        elif every_epochs is None:
+        check_count("every_steps", every_steps, minimum=1, meaning="evaluations after epochs")
+        if every_steps is None and every_epochs is None:
             every_epochs = 1
         if every_epochs is not None:
             check_epochs("every_epochs", every_epochs)
@@ -108,20 +106,15 @@ class Evaluation(Callback):
             self._run(arguments)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
-        arguments = run_context.original_args()
-        if self._is_due(arguments.cur_epoch_num) and self._evaluated_at != arguments.cur_step_num:
+        arguments, every = run_context.original_args(), self._every_epochs
+        epoch = arguments.cur_epoch_num
+        is_due = every is not None and (epoch % every == 0 if isinstance(every, int) else epoch in every)
+        if is_due and self._evaluated_at != arguments.cur_step_num:
             self._run(arguments)
 
     def __exit__(self, *exc_info: Any) -> None:
         self._closing.close()
         self._loader = None
-
-    def _is_due(self, epoch: int) -> bool:
-        """Whether to evaluate at the end of an epoch, counted from 1."""
-        every = self._every_epochs
-        if every is None or isinstance(every, int):
-            return every is not None and epoch % every == 0
-        return epoch in every
 
     def _run(self, arguments: RunArguments) -> None:
         if self._loader is None:  # kept, so that persistent workers live as long as the run
@@ -179,9 +172,7 @@ class _PlateauCallback(Callback):
         arguments = run_context.original_args()
         results = arguments.eval_results or {}
         value = results.get(self._name, arguments.net_outputs if self._name == "loss" else None)
-        value = None if value is None else float(value)
-        if arguments.loop.ranks.many:
-            value = arguments.loop.ranks.gather(value)[0]
+        value = arguments.loop.ranks.gather(None if value is None else float(value))[0]
         self._seen = bool(self._seen) or value is not None
         if value is not None:
             self._judge(value, run_context)

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch_sink.loop.core.arguments import check_count
+from torch_sink.common.arguments import check_count
 from torch_sink.loop.core.batches import call_with
 from torch_sink.loop.engines.jit import JitConfig, jit_with
 

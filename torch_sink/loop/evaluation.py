@@ -19,7 +19,7 @@ from torch_sink.loop.core.batches import Wrappers, call_with, epoch_length, map_
 from torch_sink.loop.engines.build import Inference, Settings
 from torch_sink.loop.metrics import Loss, MeanMetric, collect_results, make_metrics
 from torch_sink.loop.step.precision import ForwardPass, Function, Judged
-from torch_sink.loop.step.step import TrainState
+from torch_sink.loop.step.state import TrainState
 
 _KEPT = 8  # evaluation functions whose compiled code and graphs are kept
 

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_sink.common.arguments import explains_other_names, takes_options_of
+from torch_sink.common.arguments import check_bool, check_count, explains_other_names, takes_options_of
 from torch_sink.loop.callbacks import Callback, LambdaCallback, RunContext, check_callbacks, older_events
 from torch_sink.loop.controls import Evaluation, check_epochs
-from torch_sink.loop.core import arguments as check
 from torch_sink.loop.core.batches import call_with
 from torch_sink.loop.core.history import RunHistory
 from torch_sink.loop.engines.jit import JitConfig
@@ -168,11 +167,11 @@ class Model:
             TypeError, ValueError: an argument that cannot be used, or no metrics.
         """
         members, own = check_callbacks(callbacks), list[Callback]()
-        check.check_count("epoch", epoch, minimum=1)
-        check.check_count("initial_epoch", initial_epoch, minimum=0)
-        check.check_count("sink_size", sink_size, minimum=1, special=-1, meaning="one pass of the dataset")
-        check.check_bool("dataset_sink_mode", dataset_sink_mode)
-        check.check_bool("valid_dataset_sink_mode", valid_dataset_sink_mode)
+        check_count("epoch", epoch, minimum=1)
+        check_count("initial_epoch", initial_epoch, minimum=0)
+        check_count("sink_size", sink_size, minimum=1, special=-1, meaning="one pass of the dataset")
+        check_bool("dataset_sink_mode", dataset_sink_mode)
+        check_bool("valid_dataset_sink_mode", valid_dataset_sink_mode)
         if initial_epoch >= epoch:
             raise ValueError(
                 f"initial_epoch={initial_epoch} is not below epoch={epoch}; epoch is the number of the last one"
@@ -224,7 +223,7 @@ class Model:
             ValueError: the model was made without metrics, or without a loss that one of them needs.
         """
         self._check_metrics("eval")
-        check.check_bool("dataset_sink_mode", dataset_sink_mode)
+        check_bool("dataset_sink_mode", dataset_sink_mode)
         members = check_callbacks(callbacks)
         with ExitStack() as stack:
             for member in members:

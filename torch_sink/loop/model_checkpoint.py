@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch_sink.common.arguments import explains_other_names
+from torch_sink.common.arguments import check_bool, check_choice, check_count, explains_other_names
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, check_monitor, was_told_to_stop
-from torch_sink.loop.checkpoints import list_checkpoints, monitored_value, remove_checkpoint, step_of
-from torch_sink.loop.core.arguments import check_bool, check_choice, check_count
+from torch_sink.loop.checkpoints import list_checkpoints, read_manifest, remove_checkpoint
 from torch_sink.loop.saving import save_in_run
 
 _log = logging.getLogger("torch_sink")
@@ -42,8 +41,7 @@ class CheckpointConfig:
     exception_save: bool = False
 
     def __post_init__(self) -> None:
-        if self.save_checkpoint_steps is not None:
-            check_count("save_checkpoint_steps", self.save_checkpoint_steps, minimum=1)
+        check_count("save_checkpoint_steps", self.save_checkpoint_steps, minimum=1, meaning="checkpoints by time")
         check_count("save_checkpoint_seconds", self.save_checkpoint_seconds, minimum=0)
         check_count("keep_checkpoint_max", self.keep_checkpoint_max, minimum=0)
         check_bool("exception_save", self.exception_save)
@@ -120,11 +118,13 @@ class ModelCheckpoint(Callback):
             tempfile.TemporaryFile(dir=self._directory).close()  # an error comes now, and not after hours
         if self._monitor is not None:
             check_monitor(self._monitor, arguments.list_callback)
-            # The best checkpoints of a run that is resumed, with their ranks.
-            found = list_checkpoints(self._directory, self._prefix)
-            earlier = [path for path in found if step_of(path) <= arguments.loop.step_count]
-            values = [(path, monitored_value(path, self._monitor)) for path in earlier]
-            self._best = [(self._rank_of(value), path) for path, value in values if value is not None]
+            self._best = []  # those of the run that is resumed, if there is one
+            for path in list_checkpoints(self._directory, self._prefix):
+                manifest = read_manifest(path)
+                is_earlier = manifest["step"] <= arguments.loop.step_count
+                value = manifest.get("monitored", {}).get(self._monitor) if is_earlier else None
+                if value is not None:
+                    self._best.append((self._rank_of(value), path))
 
     def _rank_of(self, value: float) -> float:
         return math.inf if math.isnan(value) else self._sign * value
@@ -139,9 +139,7 @@ class ModelCheckpoint(Callback):
         self._judged = results
         if self._monitor is None or results is before or self._monitor not in (results or {}):
             return
-        value = float(results[self._monitor])
-        if arguments.loop.ranks.many:
-            value = arguments.loop.ranks.gather(value)[0]
+        value = arguments.loop.ranks.gather(float(results[self._monitor]))[0]
         rank = self._rank_of(value)
         if len(self._best) >= self._keep and rank >= max(self._best)[0]:
             return
@@ -159,7 +157,7 @@ class ModelCheckpoint(Callback):
         arguments, every = run_context.original_args(), self._config.save_checkpoint_steps
         state, seconds = arguments["loop"].state, self._config.save_checkpoint_seconds
         is_due = state.step_count % every == 0 if every else time.monotonic() - self._saved_at >= seconds
-        if state.ranks.many and seconds and not every:  # the ranks' clocks differ, and all of them save or none does
+        if seconds and not every:  # the ranks' clocks differ, and all of them save or none does
             is_due = state.ranks.any_of([is_due])[0]
         if is_due:
             self._save(arguments)

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from torch_sink.common.arguments import check_choice, check_count
 from torch_sink.errors import NonFiniteLoss
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext
-from torch_sink.loop.core.arguments import check_choice, check_count
 
 
 def show(text: str, *, error: bool = False) -> None:
@@ -102,8 +102,7 @@ class TimeMonitor(Callback):
     """
 
     def __init__(self, data_size: int | None = None, data_time: bool = False) -> None:
-        if data_size is not None:
-            check_count("data_size", data_size, minimum=1)
+        check_count("data_size", data_size, minimum=1, meaning="the executed steps")
         self._data_size, self._data_time = data_size, data_time
         self._started: dict[str, tuple[float, int, float]] = {}
 

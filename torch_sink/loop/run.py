@@ -16,7 +16,8 @@ from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, ranks_
 from torch_sink.loop.core.batches import epoch_length, tensors_among
 from torch_sink.loop.core.history import RunHistory, SinkResults
 from torch_sink.loop.core.host_sync import watch_host_syncs
-from torch_sink.loop.step.step import Engine, TrainState, check_device
+from torch_sink.loop.step.state import TrainState
+from torch_sink.loop.step.step import Engine, check_device
 from torch_sink.thread_waits import host_sync_allowed
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class TrainingRun:
         ends_any = Callback.steps_to_boundary
         shared = (one for one in self._callbacks if one.on_all_ranks or type(one).steps_to_boundary is not ends_any)
         names = [type(one).__qualname__ for one in shared]
-        if self._state.ranks.many and any(other != names for other in self._state.ranks.gather(names)):
+        if any(other != names for other in self._state.ranks.gather(names)):
             raise ValueError(
                 f"the ranks have different callbacks, this one {', '.join(names) or 'none'}; callbacks that save, "
                 "evaluate, decide or end sinks (steps_to_boundary) work together: give them to all ranks, in the same "
@@ -207,17 +208,17 @@ class TrainingRun:
         first, last = (iteration - 1) % state.accumulate == 0, iteration % state.accumulate == 0
         watched, engine.watches_next_step = engine.watches_next_step, False
 
-        def note_wait(place: str, what: str) -> None:
-            self._note(f"the step makes the host wait for the device at {place}: {what}")
-
         try:
-            with watch_host_syncs(note_wait) if watched else nullcontext():
+            with watch_host_syncs(self._note_wait) if watched else nullcontext():
                 engine.step(batch, leaves, first=first, last=last)
         except Exception as error:
             shapes = [f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}" for tensor in tensors]
             add_note(error, f"in step {iteration}, with a batch of {', '.join(shapes) or 'no tensor'}")
             add_hints(error)
             raise
+
+    def _note_wait(self, place: str, what: str) -> None:
+        self._note(f"the step makes the host wait for the device at {place}: {what}")
 
     def _finish_sink(self, results: SinkResults, engine: Engine) -> None:
         self.history.add(results)
@@ -263,11 +264,9 @@ class TrainingRun:
         state = self._state
         signalled, requested = bool(self._signals), self._context.get_stop_requested()
         interrupted = not self._returns_on.issuperset(self._signals)
-        if state.ranks.many:
-            # All ranks stop after the same sink, or the others would wait forever.
-            flags = [signalled, interrupted, requested]
-            signalled, interrupted, requested = state.ranks.agree_on_rates(flags, state.optimizer)
-        self._is_interrupted = interrupted
+        # All ranks stop after the same sink, or the others would wait forever.
+        flags = [signalled, interrupted, requested]
+        signalled, self._is_interrupted, requested = state.ranks.agree_on_rates(flags, state.optimizer)
         reached = self._max_steps is not None and state.progress.steps >= self._max_steps
         if signalled or requested:
             self.history.stopped_by = [*self._signals, "another rank"][0] if signalled else "request_stop"

@@ -23,7 +23,8 @@ from torch_sink.loop.evaluation import Evaluator
 from torch_sink.loop.run import TrainingRun
 from torch_sink.loop.saving import LoaderPositions
 from torch_sink.loop.step.precision import make_precision
-from torch_sink.loop.step.step import Engine, TrainState
+from torch_sink.loop.step.state import TrainState
+from torch_sink.loop.step.step import Engine
 from torch_sink.thread_waits import host_sync_allowed
 from torch_sink.tracing import timeline as record_timeline
 

@@ -20,7 +20,7 @@ from torch_sink.errors import SinkError, add_hints, add_note
 from torch_sink.loop.checkpoints import SHARDS_FOLDER, newest_checkpoint, read_checkpoint, write_checkpoint
 from torch_sink.loop.core.batches import Wrappers, is_sink
 from torch_sink.loop.core.history import Progress
-from torch_sink.loop.step.step import TrainState
+from torch_sink.loop.step.state import TrainState
 
 if TYPE_CHECKING:
     from torch_sink.sink import SinkLoader
@@ -52,9 +52,7 @@ def state_of(training: TrainState, draws: Draws | None = None) -> dict[str, Any]
     state["other_buffers"] = {name: buffer.detach() for name, buffer in hidden.items()}
     for name in OPTIONAL_PARTS:
         if (part := getattr(training, name)) is not None:
-            state[name] = part.state_dict()
-    if "scheduler" in state:
-        state["scheduler"] = _plain_numbers(state["scheduler"])
+            state[name] = _plain_numbers(part.state_dict())
     if training.step_count % training.accumulate:
         if ranks.sharded:
             raise SinkError(

@@ -9,16 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torch_sink.common.arguments import explains_other_names
+from torch_sink.common.arguments import check_choice, check_count, explains_other_names
 from torch_sink.loop.callbacks import Callback, check_callbacks
-from torch_sink.loop.core import arguments as check
 from torch_sink.loop.core.history import Progress, RunHistory
 from torch_sink.loop.engines.build import Settings
 from torch_sink.loop.engines.jit import JitConfig
 from torch_sink.loop.runner import Runner
 from torch_sink.loop.saving import load_state, resume, save, state_of
 from torch_sink.loop.step.scaler import StaticLossScaler
-from torch_sink.loop.step.step import TrainState
+from torch_sink.loop.step.state import TrainState
 from torch_sink.thread_waits import host_sync_allowed
 
 
@@ -89,8 +88,8 @@ class StepLoop:
         forward: Callable[[nn.Module, Any], Any] | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        check.check_count("steps_per_sync", steps_per_sync, minimum=1, special=-1, meaning="a whole epoch")
-        check.check_choice("mode", mode, check.MODES)
+        check_count("steps_per_sync", steps_per_sync, minimum=1, special=-1, meaning="a whole epoch")
+        check_choice("mode", mode, ("auto", "eager", "compile", "graph"))
         if jit_config is not None and not isinstance(jit_config, JitConfig):
             raise TypeError(f"jit_config is a {type(jit_config).__name__}; pass a torch_sink.JitConfig")
         self.state = state = TrainState(
@@ -166,9 +165,8 @@ class StepLoop:
             ValueError, TypeError: the batch, loss or model cannot be used, or the ranks' epochs differ in length; the
                 message says what can.
         """
-        check.check_count("epochs", epochs, minimum=0)
-        if max_steps is not None:
-            check.check_count("max_steps", max_steps, minimum=1)
+        check_count("epochs", epochs, minimum=0)
+        check_count("max_steps", max_steps, minimum=1, meaning="no bound")
         return self.runner.train(
             loader,
             check_callbacks(callbacks),

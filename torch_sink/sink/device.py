@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import threading
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -14,10 +14,8 @@ from torch_sink.errors import SinkError
 from torch_sink.sink.slots import ImageFormat
 from torch_sink.thread_waits import capture_lock
 
-_copy_streams: dict[int, torch.cuda.Stream] = {}
-_copy_streams_lock = threading.Lock()
 
-
+@functools.cache
 def copy_stream_of(device: torch.device) -> torch.cuda.Stream:
     """The copy stream of a device, one for the life of the process.
 
@@ -27,10 +25,7 @@ def copy_stream_of(device: torch.device) -> torch.cuda.Stream:
     Its kernels go first: a batch of images is made by dozens of small ones in a row, each of which would wait behind
     large ones of training. What that gains has not been measured.
     """
-    with _copy_streams_lock:
-        if device.index not in _copy_streams:
-            _copy_streams[device.index] = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-        return _copy_streams[device.index]
+    return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
 
 class DeviceOps:

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from torch_sink.common import reference
-from torch_sink.common.arguments import explains_other_names
+from torch_sink.common.arguments import check_above_zero, check_count, explains_other_names
 from torch_sink.common.integrations import is_only_checked, warn_if_unsharded
 from torch_sink.common.random_state import Draws
 from torch_sink.errors import SinkError
 from torch_sink.sink.producer import Producer, ThreadProducer
 from torch_sink.sink.resuming import open_loader
 from torch_sink.sink.ring import make_slots
-from torch_sink.sink.slots import ImageFormat, check_arguments, resolve_device
+from torch_sink.sink.slots import ImageFormat, resolve_device
 from torch_sink.sink.stats import QueueStats
 from torch_sink.sink.traversal import Batches, Traversal
 from torch_sink.sink.workers import Life
@@ -91,16 +91,16 @@ class SinkLoader:
         on_decode_error: str | None = None,
         timeout_seconds: float = 300.0,
     ) -> None:
-        check_arguments(batches_per_epoch, slots, max_bytes, timeout_seconds)
+        self.batches_per_epoch = batches_per_epoch
+        check_above_zero("timeout_seconds", timeout_seconds, "leave it out")
         self._form = ImageFormat(resolve_device(device), dtype, memory_format, on_decode_error)
         self._resuming = open_loader(loader, on_decode_error)
         self._opener = opener = self._resuming.opener
         self._slots = make_slots(self._form, slots, max_bytes, opener.pins_batches)
         self._slots.share(opener.make_slabs)
-        in_thread = opener.runs_in_thread
-        self._producer = ThreadProducer(self._slots, opener.has_workers) if in_thread else Producer(self._slots)
+        runs_ahead = opener.has_workers
+        self._producer = ThreadProducer(self._slots, runs_ahead) if opener.runs_in_thread else Producer(self._slots)
         self._traversal = Traversal(self._resuming, self._producer, timeout_seconds)
-        self._batches_per_epoch = batches_per_epoch
         self._is_checked = False
         self._draws_at_save: Draws | None = None  # a snapshot of the global generators, while a training is saved
         self._life = Life(self, self._producer, opener, self._slots)
@@ -117,7 +117,7 @@ class SinkLoader:
 
     @batches_per_epoch.setter
     def batches_per_epoch(self, batches: int | None) -> None:
-        check_arguments(batches, None, None, 1.0)
+        check_count("batches_per_epoch", batches, minimum=1, meaning="one pass of the loader")
         self._batches_per_epoch = batches
 
     @property

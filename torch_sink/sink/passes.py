@@ -257,12 +257,12 @@ class Position:
         return {
             "version": FORMAT_VERSION,
             **{name: getattr(self, name) for name in COUNTS},
+            "worker_states": {worker: as_tensor(snapshot) for worker, snapshot in self.worker_states.items()},
             "pass_has_begun": self.start is not None,
             "generators": [*map(as_tensor, start.generators)],
             "worker_generators": [*map(as_tensor, start.worker_generators)],
             "pass_random_state": as_tensor(start.random_state),
             "kept_workers": start.kept_workers,
-            "worker_states": {worker: as_tensor(snapshot) for worker, snapshot in self.worker_states.items()},
             "random_state": as_tensor(random_state),
             "loader_state": self.loader_state,
         }

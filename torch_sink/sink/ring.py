@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torch_sink.common.arguments import check_count
 from torch_sink.common.containers import flatten, is_lazy, is_plain
 from torch_sink.common.slabs import Slabs
 from torch_sink.damage.report import DecodeReport
@@ -214,11 +215,9 @@ class DeviceRing(Slots):
         return [self._copy_leaf(memory, position, leaf) for position, leaf in enumerate(leaves)]
 
     def _copy_leaf(self, memory: Slot, position: int, leaf: Any) -> Any:
-        if is_lazy(leaf):
-            return leaf
         if is_plain(leaf):
             return self._copy(memory, position, leaf)
-        if not moves_itself(leaf):
+        if is_lazy(leaf) or not moves_itself(leaf):
             return leaf
         # A sparse or nested tensor, a subclass, an object with `to`: it knows best how it is moved.
         moved = leaf.to(self.ops.device)  # host sync: the producer's thread, because the memory is not page-locked
@@ -284,6 +283,8 @@ def moves_itself(leaf: Any) -> bool:
 
 def make_slots(form: ImageFormat, slots: int | None, max_bytes: int | None, reads_pinned: bool) -> Slots:
     """Slots for the device of `form`; `reads_pinned` as for a `DeviceRing`."""
+    check_count("slots", slots, minimum=1, meaning="the default")
+    check_count("max_bytes", max_bytes, minimum=1, meaning="no bound")
     count = 3 if slots is None else slots
     if form.device.type == "cpu":
         return Slots(count, form)

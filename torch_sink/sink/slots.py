@@ -8,36 +8,10 @@ from typing import Any
 
 import torch
 
-from torch_sink.common.containers import (
-    Flat,
-    agree_on_positions,
-    flatten,
-    is_flat,
-    is_lazy,
-    select_samples,
-)
+from torch_sink.common.arguments import check_choice, named_device
+from torch_sink.common.containers import Flat, agree_on_positions, flatten, is_flat, is_lazy, select_samples
 from torch_sink.common.slabs import Slabs
-from torch_sink.damage.report import DecodeReport, check_policy, current_policy
-
-
-def check_arguments(
-    batches_per_epoch: int | None, slots: int | None, max_bytes: int | None, timeout_seconds: float
-) -> None:
-    """Raises TypeError or ValueError unless the arguments of a `SinkLoader` that are numbers can be used."""
-    given = {"batches_per_epoch": batches_per_epoch, "slots": slots, "max_bytes": max_bytes}
-    for name, value in given.items():
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name} must be an int, got {value!r} of type {type(value).__name__}")
-        if value < 1:
-            default = "one pass of the loader" if name == "batches_per_epoch" else "the default"
-            raise ValueError(f"{name}={value} is not allowed: give a positive number, or None for {default}")
-    if isinstance(timeout_seconds, bool) or not isinstance(timeout_seconds, (int, float)):
-        kind = type(timeout_seconds).__name__
-        raise TypeError(f"timeout_seconds must be a number, got {timeout_seconds!r} of type {kind}")
-    if not timeout_seconds > 0:
-        raise ValueError(f"timeout_seconds={timeout_seconds} is not allowed: give a positive number of seconds")
+from torch_sink.damage.report import POLICIES, DecodeReport, current_policy
 
 
 def resolve_device(device: torch.device | str | None) -> torch.device:
@@ -46,10 +20,7 @@ def resolve_device(device: torch.device | str | None) -> torch.device:
         if not torch.cuda.is_available():
             return torch.device("cpu")
         return torch.device("cuda", torch.cuda.current_device())
-    try:
-        wanted = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(f"device={device!r} is not a device: {error}") from error
+    wanted = named_device(device)
     if wanted.type not in ("cpu", "cuda"):
         raise ValueError(f"device={str(wanted)!r} is not supported by SinkLoader: give 'cpu' or 'cuda'")
     if wanted.type == "cpu":
@@ -76,12 +47,8 @@ class ImageFormat:
             raise TypeError(f"dtype must be a torch.dtype or None, got {self.dtype!r}")
         if self.dtype is not None and not self.dtype.is_floating_point:
             raise ValueError(f"dtype={self.dtype} is not allowed: image batches are made in a floating-point dtype")
-        allowed = (torch.contiguous_format, torch.channels_last)
-        if self.memory_format not in allowed:
-            names = ", ".join(str(one) for one in allowed)
-            raise ValueError(f"memory_format={self.memory_format} is not allowed: give one of {names}")
-        if self.on_decode_error is not None:
-            check_policy(self.on_decode_error)
+        check_choice("memory_format", self.memory_format, (torch.contiguous_format, torch.channels_last))
+        check_choice("on_decode_error", self.on_decode_error, (None, *POLICIES))
 
     @property
     def keeps_tensors(self) -> bool:

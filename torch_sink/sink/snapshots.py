@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch.multiprocessing
 from torch._utils import ExceptionWrapper
-from torch.utils.data import _utils, get_worker_info
+from torch.utils.data import get_worker_info
 
 from torch_sink.common.patches import wait_for_senders_at_exit
 from torch_sink.common.random_state import RandomState, global_random_state, set_global_random_state
@@ -32,10 +32,6 @@ class SnapshotBatch(NamedTuple):
     batch: Any
     worker: int
     snapshot: RandomState
-
-    def pin_memory(self, device: str | None = None) -> SnapshotBatch:
-        """Called by the DataLoader's pinning thread."""
-        return self._replace(batch=_utils.pin_memory.pin_memory(self.batch, device))  # type: ignore[no-untyped-call]
 
 
 class SnapshotFailure(ExceptionWrapper):

@@ -6,6 +6,7 @@ without a timeline pays nothing.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import logging
 import sys
@@ -71,26 +72,33 @@ def timeline(path: str | Path) -> Iterator[None]:
     if _active:
         raise RuntimeError("another timeline is running; leave its block before this one begins")
     page = _page_at(path)
-    with tempfile.TemporaryDirectory(prefix="torch_sink_timeline_", ignore_cleanup_errors=True) as folder:
-        clock, log = DeviceClock(), SpanLog(folder)
+    with ExitStack() as running:
+        folder = tempfile.TemporaryDirectory(prefix="torch_sink_timeline_", ignore_cleanup_errors=True)
+        clock, log = DeviceClock(), SpanLog(running.enter_context(folder))
         _active.append(log)
-        try:
-            with Hooks(log, clock):
-                yield
-        finally:
-            _active.remove(log)
-            ended = time.perf_counter_ns()
-            try:
-                clock.collect(log)
-            except RuntimeError as error:  # the device has failed; the spans of the host show where
-                _log.warning("the timeline lacks what the device did: %s", error)
-            try:
-                spans = log.collected()
-                write_page(page, spans, log.began, ended)
-                write_picture(page.with_suffix(".png"), spans, log.began, ended)
-                write_trace(page.with_suffix(".json"), spans, log.began)
-            except OSError:  # a full disk must not hide an error of the block
-                _log.exception("the timeline %s is not complete", page)
+        running.callback(_end, page, log, clock)
+        # For a block that is still open when the program ends, as after `__enter__` in a notebook.
+        atexit.register(running.close)
+        running.callback(atexit.unregister, running.close)
+        running.enter_context(Hooks(log, clock))
+        yield
+
+
+def _end(page: Path, log: SpanLog, clock: DeviceClock) -> None:
+    """Writes the three files, and lets another timeline begin."""
+    _active.remove(log)
+    ended = time.perf_counter_ns()
+    try:
+        clock.collect(log)
+    except RuntimeError as error:  # the device has failed; the spans of the host show where
+        _log.warning("the timeline lacks what the device did: %s", error)
+    try:
+        spans = log.collected()
+        write_page(page, spans, log.began, ended)
+        write_picture(page.with_suffix(".png"), spans, log.began, ended)
+        write_trace(page.with_suffix(".json"), spans, log.began)
+    except OSError:  # a full disk must not hide an error of the block
+        _log.exception("the timeline %s is not complete", page)
 
 
 def _page_at(path: str | Path) -> Path:

@@ -149,6 +149,17 @@ def test_images_of_a_pipe(kind: str, tmp_path: Path) -> None:
     assert found.tobytes() == default_loader(str(tmp_path / "file")).tobytes()
 
 
+@pytest.mark.parametrize("data", [b"", b"PNG", b"\xff\xd8\xff", b"no image"])
+def test_a_pipe_without_an_image(data: bytes, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as pool, torch_sink.image_backend("device", device="meta"):
+        written = pool.submit(pipe.write_bytes, data)
+        with pytest.raises(UnidentifiedImageError, match=f"cannot identify image file .*{pipe}"):
+            default_loader(str(pipe))
+        written.result()
+
+
 def test_a_missing_file(tmp_path: Path) -> None:
     with torch_sink.image_backend("device", device="meta"):
         for load in (default_loader, Image.open):

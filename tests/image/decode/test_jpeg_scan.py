@@ -11,11 +11,10 @@ import torch
 from PIL import Image
 
 from image.cases import encoded
-from image.jpeg_files import SAMPLINGS, batch_and_tables, jpeg, segments_of
+from image.jpeg_files import COLUMN, SAMPLINGS, batch_and_tables, jpeg, segments_of
 from torch_sink.image.decode import jpeg_block as block
 from torch_sink.image.decode.jpeg_block import joined, jpeg_file, lay_out_jpegs
 from torch_sink.image.decode.jpeg_header import read_jpeg_header
-from torch_sink.image.decode.jpeg_tables import COLUMN
 from torch_sink.image.decode.source import Box, EncodedSource, PixelSource
 from torch_sink.triton_kernels.shapes import TileShape, lane_count
 
@@ -168,7 +167,7 @@ def test_a_quantization_table_that_looks_like_the_codes_of_another_file(order: t
     place = whole.index(b"\xff\xdb\x00\x43\x00") + 4
     odd = whole[:place] + codes(whole) + whole[place + 65 :]
     laid_out = lay_out_jpegs([source((whole, odd)[at]) for at in order])
-    values, dc, ac = np.split(laid_out.columns().tables, 3)
+    values, dc, ac = np.split(laid_out.headers.T[COLUMN["QUANTIZATION"] : COLUMN["IMAGE_COLUMNS"]], 3)
     assert values.tolist() == [[0, 1]] * 3
     assert sorted([dc[0].tolist(), ac[0].tolist()]) == [[0, 0], [1, 1]]
 

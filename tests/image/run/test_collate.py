@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import operator
-import pickle
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,8 +21,11 @@ import torch_sink
 from image.cases import array_opener, encoded, opener, write_classes
 from image.check import assert_same_bits, device_in_use, runs_kernels
 from image.worker_data import Structured, stacking_collate, train_transform
+from torch_sink.image.core.ops import InPlaceOp, Op
+from torch_sink.image.decode import proof
 from torch_sink.image.decode.source import EncodedSource, FinishedSource, Source
-from torch_sink.image.program.block import Packed, Packing
+from torch_sink.image.program.block import Contents, Packed, Packing
+from torch_sink.image.program.block import _sealed as sealed_contents
 from torch_sink.image.run.batch import LazyBatch
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
@@ -357,23 +359,40 @@ def test_meta_records_only() -> None:
                 use()
 
 
-@pytest.mark.parametrize("line", range(1, 7))
+def test_contents_cross_to_another_process_as_they_were_without_python_code_for_each_call() -> None:
+    calls = Op("pil.crop", ((0, 0, 8, 8),)), InPlaceOp("normalize", ((0.5,), (0.5,), True)), Op("v1.hflip")
+    source = next(source for source, _ in proof.cases() if source.header.scan is not None)
+    contents = Packing([source]).write([calls], ()).contents
+    called: list[str] = []
+    sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        sealed = sealed_contents(contents)
+    finally:
+        sys.setprofile(None)
+    assert called.count("__getnewargs__") == 1  # of the call in place
+    opened = Packed(torch.frombuffer(bytearray(sealed), dtype=torch.uint8), None, (0, len(sealed))).contents
+    assert opened == contents
+    assert [list(map(type, ops)) for ops in opened.programs] == [[Op, InPlaceOp, Op]]
+
+
+@pytest.mark.parametrize("line", range(1, 8))
 def test_two_threads_open_what_crossed_to_this_process(line: int) -> None:
     """Another thread opens it, too, before the given line is run here."""
-    sealed = pickle.dumps(("contents", 7))
+    contents = Contents((), ((Op("v1.hflip"),),), [7])
+    sealed = sealed_contents(contents)
     packed = Packed(torch.frombuffer(bytearray(sealed), dtype=torch.uint8), None, (0, len(sealed)))
     lines = itertools.count(1)
 
     def at_each_line(frame: Any, event: str, argument: Any) -> Any:
         if event == "line" and next(lines) == line:
             with ThreadPoolExecutor(1) as other:
-                assert other.submit(lambda: packed.contents).result() == ("contents", 7)
+                assert other.submit(lambda: packed.contents).result() == contents
         return at_each_line
 
     code = Packed.contents.fget.__code__  # type: ignore[attr-defined]
     before = sys.gettrace()
     sys.settrace(lambda frame, event, argument: at_each_line if frame.f_code is code else None)
     try:
-        assert packed.contents == ("contents", 7)
+        assert packed.contents == contents
     finally:
         sys.settrace(before)

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from multiprocessing import resource_sharer
@@ -56,24 +56,39 @@ def stock(index: int) -> torch.Tensor:
 
 
 class Photos(Dataset):
-    """Sample i is image i, and i.
+    """Sample i is image i, and i; sample `killed` kills its worker."""
 
-    Sample `killed` kills its worker, which first is for `seconds` as the system leaves a dying process: without files.
-    """
-
-    def __init__(self, killed: int = -1, size: int = SAMPLES, seconds: float = 0) -> None:
-        self.killed, self.size, self.seconds = killed, size, seconds
+    def __init__(self, killed: int = -1, size: int = SAMPLES) -> None:
+        self.killed, self.size = killed, size
 
     def __len__(self) -> int:
         return self.size
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
         if index == self.killed:
-            if self.seconds:
-                close_segments()
-            time.sleep(self.seconds)
             os.kill(os.getpid(), signal.SIGKILL)
         return F.to_tensor(Image.open(io.BytesIO(file(index)))), index
+
+
+class WithoutFiles(Photos):
+    """The fourth of six batches is made once three are read.
+
+    At the sixth, its worker is for a moment what the system makes of a dying process: one without files.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.three_are_read, self.files_are_closed = multiprocessing.Event(), multiprocessing.Event()
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        if index == 3 * BATCH:
+            assert self.three_are_read.wait(60)
+        if index == 5 * BATCH:
+            close_segments()
+            self.files_are_closed.set()
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
 
 
 class Streamed(IterableDataset):
@@ -391,17 +406,19 @@ def test_a_killed_worker_takes_nothing_with_it() -> None:
         assert_right(batch)
 
 
-def slowly(batches: Iterable[Any]) -> Iterator[Any]:
-    for batch in batches:
+def batches_of(photos: WithoutFiles) -> Iterator[Any]:
+    for number, batch in enumerate(loader_of(photos, num_workers=2), start=1):
         yield batch
-        time.sleep(0.3)
+        if number == 3:  # the fourth is made now, and waits to be read
+            photos.three_are_read.set()
+            assert photos.files_are_closed.wait(60)
 
 
 def test_a_worker_without_files_is_one_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "MOST_BYTES_IN_MESSAGE", 0)
-    kept = list[Any]()  # when the last batch is begun, the one before it waits to be read
+    kept = list[Any]()
     with pytest.raises(RuntimeError, match=r"exited unexpectedly|killed by signal"):
-        kept.extend(slowly(loader_of(Photos(killed=SAMPLES - 1, seconds=0.8), num_workers=2)))
+        kept.extend(batches_of(WithoutFiles()))
     assert len(kept) == 3
     for batch in kept:
         assert_right(batch)

@@ -16,6 +16,7 @@ import torch
 from image.cases import encoded, opener
 from image.check import INTERPRETED, check_pipeline, device_in_use
 from image.jpeg_files import (
+    COLUMN,
     CONTENTS,
     DAMAGES,
     SAMPLINGS,
@@ -184,7 +185,7 @@ def test_batches_decode_what_their_crops_read() -> None:
         check_pipeline(pipeline, openers, seed=3)
     ((plan, block, _),) = [call.args for call in calls.call_args_list]
     windows = jpeg_decode.Inputs.of_block(block, plan.batches[0]).windows.cpu()
-    sizes = windows[:, [jpeg_tables.COLUMN["BOX_WIDTH"], jpeg_tables.COLUMN["BOX_HEIGHT"]]].numpy()
+    sizes = windows[:, [COLUMN["BOX_WIDTH"], COLUMN["BOX_HEIGHT"]]].numpy()
     assert len(sizes) == 2
     assert sizes.prod(axis=1).sum() < 0.5 * (61 * 47 + 40 * 53)
 

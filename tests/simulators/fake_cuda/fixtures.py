@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+from torch_sink.sink import workers
 
 from .device import FakeCuda
 from .streams import FakeStream
@@ -25,6 +28,8 @@ def fake_cuda(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     with monkeypatch.context() as patch:
         cuda.install(patch)
         yield cuda
+        if workers._lives:
+            gc.collect()  # loaders that the test let go of close while their device is still there
         cuda.remove()
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -272,15 +272,6 @@ class PackedArgument(NamedTuple):
         """The argument again; its tensor is a view of `blob`, uint8 [bytes]."""
         end = self.begin + torch.Size(self.shape).numel() * self.dtype.itemsize
         return TensorArgument(blob[self.begin : end].view(self.dtype).view(self.shape))
-
-
-def tensor_arguments(programs: Iterable[Sequence[Op]]) -> Iterator[TensorArgument]:
-    """All tensors among the arguments of the calls of a batch."""
-    for ops in programs:
-        for op in ops:
-            for argument in op.args:
-                if type(argument) is TensorArgument:
-                    yield argument
 
 
 def with_packed(ops: Sequence[Op], packed: dict[int, PackedArgument]) -> tuple[Op, ...]:

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import torch
 
+from torch_sink.common.arguments import named_device
+
 
 class Settings(NamedTuple):
     """Settings of the active "device" backend.
@@ -67,10 +69,7 @@ def available_device(device: torch.device | str, others: str = "") -> str:
         RuntimeError: it is not there; the message says what is.
         ValueError: it is the name of none.
     """
-    try:
-        chosen = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(f"device={device!r} is not a device, such as 'cuda' or 'cpu': {error}") from error
+    chosen = named_device(device)
     if chosen.type in ("cpu", "meta"):
         return chosen.type
     available = _accelerator()

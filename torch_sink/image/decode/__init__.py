@@ -74,7 +74,7 @@ def _prepare(source: bytes | str | Path, index: int, mode: str) -> EncodedSource
         data, path = bytes(source), f"bytes at position {index}"
     elif isinstance(source, (str, os.PathLike)):
         try:
-            data, path = read_file(source), os.fspath(source)
+            data, path = read_file(source) or b"", os.fspath(source)
         except OSError as error:
             return error
     else:

@@ -23,7 +23,6 @@ ALIGNMENT_BYTES = 16
 # Between the end of a segment and the next: kernels load whole vectors, and write zeros after what they unstuff.
 _SPARE_BYTES = 64
 _TABLE_VALUES = 64
-_HEADER_COLUMNS = 17
 _WIDE_QUANTIZATION = 0x10
 # The kernels number Huffman tables with 16 bits; a file has six at most.
 _MOST_TABLES = (1 << 16) - 6
@@ -36,18 +35,24 @@ _MOST_BLOCKS_OF_AN_IMAGE = 1 << 25
 _MOST_BYTES_OF_A_SCAN = 1 << 27
 
 
+# Columns of a header: those of an image, where its first block is still 0, and these.
+BLOCKS, SEGMENTS, CHANNELS, BLOCKS_OF_SEGMENT, HEADER_COLUMNS = (rows.IMAGE_COLUMNS + more for more in range(5))
+
+
 class JpegFile(NamedTuple):
     """A file that the kernels decode.
 
     Attributes:
         source: the file; its header has a scan that the kernels cover.
         scan: the scan in the header.
+        counts: MCUs in a row, blocks of an MCU, blocks of the image.
         cuts: first byte of each piece of the file, then its length. A piece ends with a marker of two bytes: a restart
             marker, or the end of the image. The first piece begins with the header.
     """
 
     source: EncodedSource
     scan: BaselineScan
+    counts: tuple[int, int, int]
     cuts: list[int]
 
 
@@ -61,33 +66,23 @@ def jpeg_file(source: EncodedSource) -> JpegFile | None:
     if scan is None:
         return None
     header, (across, down), data = source.header, scan.sampling, source.data
-    mcus = -(-header.width // (8 * across)) * -(-header.height // (8 * down))
-    blocks = mcus * (across * down + len(scan.dc) - 1)
+    mcus_per_row, units = -(-header.width // (8 * across)), across * down + len(scan.dc) - 1
+    mcus = mcus_per_row * -(-header.height // (8 * down))
+    blocks = mcus * units
     end = len(data) - MARKER_BYTES
     scan_bytes = end - scan.begin
     if blocks > _MOST_BLOCKS_OF_AN_IMAGE or scan_bytes > _MOST_BYTES_OF_A_SCAN:
         return None
     if _LEAST_BITS_OF_A_BLOCK * blocks > 8 * scan_bytes:
         return None
+    counts = mcus_per_row, units, blocks
     if not scan.restart_interval:
-        return JpegFile(source, scan, [0, len(data)])
+        return JpegFile(source, scan, counts, [0, len(data)])
     marks = [match.start() for match in _RESTART_MARKER.finditer(data, scan.begin, end)]
     in_order = all(data[mark + 1] == 0xD0 + number % 8 for number, mark in enumerate(marks))
     if not in_order or len(marks) + 1 != -(-mcus // scan.restart_interval):
         return None
-    return JpegFile(source, scan, [0, *(mark + MARKER_BYTES for mark in marks), len(data)])
-
-
-class Headers(NamedTuple):
-    """Headers of the files of a batch: int64 [images], or [attributes, images]."""
-
-    size: np.ndarray  # width and height, pixels
-    components: np.ndarray  # 1 or 3
-    sampling: np.ndarray  # luma blocks of an MCU across and down
-    interval: np.ndarray  # MCUs between two restart markers; 0 where there are none
-    segments: np.ndarray  # number of pieces of the scan
-    channels: np.ndarray  # number of channels to decode
-    tables: np.ndarray  # rows of the quantization, the DC and the AC tables, of three components each
+    return JpegFile(source, scan, counts, [0, *(mark + MARKER_BYTES for mark in marks), len(data)])
 
 
 class JpegFiles(NamedTuple):
@@ -95,7 +90,8 @@ class JpegFiles(NamedTuple):
 
     Attributes:
         sources: int32 [n], position of each among the sources of the batch.
-        headers: int32 [n, 17]; `columns` names the columns.
+        headers: int32 [n, HEADER_COLUMNS]: columns of an image, its blocks, its segments, the channels to decode, and
+            the blocks of each segment but the last.
         segments: int64 [segments, 2], first byte in the block and length of each piece of entropy-coded data.
         huffman: first byte in the block, and number, of the Huffman tables; uint8 [HUFFMAN_COLUMNS] each.
         quantization: first byte in the block, and number, of the quantization tables; int32 [64] each, zigzag order.
@@ -111,14 +107,9 @@ class JpegFiles(NamedTuple):
     pieces: dict[int, list[tuple[int, int]]]
     chunks: Chunks
 
-    def columns(self) -> Headers:
-        """The headers, attribute by attribute."""
-        columns = self.headers.T.astype(np.int64)
-        return Headers._make([columns[:2], columns[2], columns[3:5], *columns[5:8], columns[8:]])
-
     def part(self, first: int, last: int) -> JpegFiles:
         """The files from `first` up to, but without, `last`."""
-        begin, end = np.cumsum([0, *self.columns().segments])[[first, last]]
+        begin, end = np.cumsum([0, *self.headers[:, SEGMENTS]])[[first, last]]
         headers, segments = self.headers[first:last], self.segments[begin:end]
         return self._replace(sources=self.sources[first:last], headers=headers, segments=segments)
 
@@ -174,15 +165,17 @@ def lay_out_jpegs(sources: Sequence[Source]) -> JpegFiles:
         file = jpeg_file(source) if isinstance(source, EncodedSource) else None
         if file is not None and len(tables.huffman) < _MOST_TABLES:
             files[at] = file
-            header, scan, channels = file.source.header, file.scan, 1 if file.source.mode == "L" else 3
-            about = header.width, header.height, len(scan.dc), *scan.sampling, scan.restart_interval
-            headers.append((*about, len(file.cuts) - 1, channels, *tables.of_file(file.source.data, scan)))
+            (_, _, header, mode), scan, (mcus_per_row, units, blocks), cuts = file
+            about = header.width, header.height, len(scan.dc), *scan.sampling, mcus_per_row, units, 0
+            segment = scan.restart_interval * units or blocks
+            more = blocks, len(cuts) - 1, 1 if mode == "L" else 3, segment
+            headers.append((*about, *tables.of_file(file.source.data, scan), *more))
     pieces, segments, chunks = _cut(files)
     first_table, _ = chunks.add(b"".join(tables.huffman), spare=_SPARE_BYTES)
     second_table = chunks.add_array(np.frombuffer(b"".join(tables.quantization), ">u2").astype(np.int32))
     return JpegFiles(
         np.array(list(files), np.int32),
-        np.array(headers, np.int32).reshape(-1, _HEADER_COLUMNS),
+        np.array(headers, np.int32).reshape(-1, HEADER_COLUMNS),
         np.array(segments, np.int64).reshape(-1, 2),
         (first_table, len(tables.huffman)),
         (second_table, len(tables.quantization)),
@@ -242,7 +235,8 @@ class _Tables:
         codes = bytes(data[min(scan.dc + scan.ac) - 1 : scan.begin])
         known = self._known_codes.get(codes)
         if known is None:
-            at = {place: _numbered(self.huffman, _huffman_row(data, place)) for place in {*scan.dc, *scan.ac}}
+            found = self.huffman
+            at = {place: found.setdefault(_huffman_row(data, place), len(found)) for place in {*scan.dc, *scan.ac}}
             known = tuple(at[place] for of_class in (scan.dc, scan.ac) for place in of_class * (3 // len(of_class)))
             self._known_codes[codes] = known
         numbers: list[int] = []
@@ -253,13 +247,9 @@ class _Tables:
             if number is None:
                 row = bytearray(2 * _TABLE_VALUES)
                 row[0 if is_wide else 1 :: 1 if is_wide else 2] = values[1:]
-                number = self._known_values[values] = _numbered(self.quantization, bytes(row))
+                number = self._known_values[values] = self.quantization.setdefault(bytes(row), len(self.quantization))
             numbers.append(number)
         return *numbers * (3 // len(numbers)), *known
-
-
-def _numbered(numbers: dict[bytes, int], row: bytes) -> int:
-    return numbers.setdefault(row, len(numbers))
 
 
 def _huffman_row(data: bytes | memoryview, at: int) -> bytes:

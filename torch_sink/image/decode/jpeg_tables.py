@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torch_sink.image.decode.jpeg_block import ALIGNMENT_BYTES, Headers, JpegFiles, aligned
+from torch_sink.image.decode.jpeg_block import ALIGNMENT_BYTES, CHANNELS, JpegFiles, aligned
 from torch_sink.triton_kernels import jpeg_rows as rows
 from torch_sink.triton_kernels.shapes import (
     TILE_SHAPE,
@@ -22,11 +22,8 @@ from torch_sink.triton_kernels.shapes import (
     tile_shape,
 )
 
-COLUMN = {name: value for name, value in vars(rows).items() if name.isupper()}
-
 # Upsampling reads one chroma sample outside the box.
 _CHROMA_MARGIN_PIXELS = 2
-_BLOCK_SAMPLES = 64
 # Blocks of a launch: 1 GiB of coefficients, those of 1,000 photographs of 500 x 375 pixels.
 _MOST_BLOCKS = 1 << 23
 _MOST_STREAM_BYTES = 1 << 29
@@ -125,47 +122,27 @@ def batch_of(files: JpegFiles, boxes: np.ndarray, lane_bits: int, tile: TileShap
         lane_bits: how many bits a lane decodes.
         tile: how much a program of the pixel kernels makes.
     """
-    headers, (first_byte, lengths) = files.columns(), files.segments.T
-    columns = rows.IMAGE_COLUMNS, rows.SEGMENT_COLUMNS, rows.WINDOW_COLUMNS
-    shapes = list(zip((len(boxes), len(lengths), len(boxes)), columns, strict=True))
-    *begins, end = list(itertools.accumulate((aligned(4 * count * width) for count, width in shapes), initial=0))
-    tables = np.zeros(end // 4, np.int32)
+    headers, boxes, (first_byte, lengths) = files.headers.astype(np.int64), boxes.astype(np.int64), files.segments.T
+    shapes = (len(boxes), rows.IMAGE_COLUMNS), (len(lengths), rows.SEGMENT_COLUMNS), (len(boxes), rows.WINDOW_COLUMNS)
+    begins = list(itertools.accumulate((aligned(4 * count * columns) for count, columns in shapes), initial=0))
+    tables = np.zeros(begins[-1] // 4, np.int32)
     images, segments, windows = (
-        tables[begin // 4 :][: count * width].reshape(count, width)
-        for begin, (count, width) in zip(begins, shapes, strict=True)
+        tables[begin // 4 :][: count * columns].reshape(count, columns)
+        for begin, (count, columns) in zip(begins[:-1], shapes, strict=True)
     )
-    mcus = -(-headers.size // (8 * headers.sampling))
-    units = _product(headers.sampling) + headers.components - 1
-    blocks = _product(mcus) * units
-    starts, (all_blocks, _) = _starts(blocks, headers.segments)
-    _fill(
-        images,
-        WIDTH=headers.size,
-        COMPONENTS=headers.components,
-        SAMPLING_H=headers.sampling,
-        MCUS_PER_ROW=mcus[0],
-        UNITS=units,
-        FIRST_BLOCK=starts[0],
-        QUANTIZATION=headers.tables,
-    )
-    # Without restart markers, one segment holds all blocks.
-    steps = np.where(headers.interval > 0, headers.interval * units, blocks)
-    image = np.repeat(np.arange(len(blocks)), headers.segments)
-    before = (np.arange(len(image)) - starts[1, image]) * steps[image]
+    blocks, segments_of_image, _, blocks_of_segment = headers.T[rows.IMAGE_COLUMNS :]
+    (first_block, first_segment), (all_blocks, _) = _starts(blocks, segments_of_image)
+    images[:] = headers[:, : rows.IMAGE_COLUMNS]
+    images[:, rows.FIRST_BLOCK] = first_block
+
+    image = np.repeat(np.arange(len(blocks)), segments_of_image)
+    before = (np.arange(len(image)) - first_segment[image]) * blocks_of_segment[image]
     lanes = lane_count(lengths, lane_bits)
-    first_lanes, (all_lanes,) = _starts(lanes)
-    _fill(
-        segments,
-        SEGMENT_IMAGE=image,
-        FIRST_BYTE=first_byte - first_byte[0],
-        BYTES=lengths,
-        SEGMENT_FIRST_BLOCK=starts[0, image] + before,
-        SEGMENT_BLOCKS=np.minimum(steps[image], blocks[image] - before),
-        FIRST_LANE=first_lanes,
-        LANES=lanes,
-    )
-    box = boxes.T.astype(np.int64)
-    planes, pixels, block_tiles, pixel_tiles = _fill_windows(windows, headers, box, units, tile)
+    (first_lane,), (all_lanes,) = _starts(lanes)
+    count = np.minimum(blocks_of_segment[image], blocks[image] - before)
+    segments.T[:] = image, first_byte - first_byte[0], lengths, first_block[image] + before, count, first_lane, lanes
+
+    planes, pixels, block_tiles, pixel_tiles = _fill_windows(windows, headers, boxes, tile)
     batch = JpegBatch(
         stream=int(first_byte[0]),
         huffman=files.huffman[0],
@@ -180,77 +157,54 @@ def batch_of(files: JpegFiles, boxes: np.ndarray, lane_bits: int, tile: TileShap
         huffman_rows=files.huffman[1],
         lanes=all_lanes,
         blocks=all_blocks,
-        planes_bytes=planes * COLUMN["PLANES_UNIT"],
-        pixels_bytes=pixels * COLUMN["PIXELS_UNIT"],
+        planes_bytes=planes * rows.PLANES_UNIT,
+        pixels_bytes=pixels * rows.PIXELS_UNIT,
         block_tiles=block_tiles,
         pixel_tiles=pixel_tiles,
     )
-    return batch, tables, _places(windows, box)
+    return batch, tables, _places(windows, boxes)
 
 
-def _fill_windows(
-    windows: np.ndarray, headers: Headers, boxes: np.ndarray, units: np.ndarray, tile: TileShape
-) -> list[int]:
+def _fill_windows(windows: np.ndarray, headers: np.ndarray, boxes: np.ndarray, tile: TileShape) -> list[int]:
     """Fills the table of windows; returns the sums of PLANES_UNITs, PIXELS_UNITs, block tiles, and pixel tiles.
 
     Args:
         windows: int32 [images, WINDOW_COLUMNS], written to.
-        headers: headers of the files.
-        boxes: [4, images].
-        units: [images], blocks of an MCU.
+        headers: int64 [images, HEADER_COLUMNS].
+        boxes: int64 [images, 4].
         tile: how much a program makes.
     """
-    begins, lengths, mcu = boxes[:2], boxes[2:], 8 * headers.sampling
+    # Both axes at once: [images, 2].
+    begins, lengths, sampling = boxes[:, :2], boxes[:, 2:], headers[:, rows.SAMPLING_H : rows.SAMPLING_V + 1]
+    mcu, channels = 8 * sampling, headers[:, CHANNELS]
     first = np.maximum(begins - _CHROMA_MARGIN_PIXELS, 0) // mcu
-    mcus = -(-np.minimum(begins + lengths + _CHROMA_MARGIN_PIXELS, headers.size) // mcu) - first
-    planes = _product(mcus) * units * _BLOCK_SAMPLES // COLUMN["PLANES_UNIT"]
-    pixels = -(-headers.channels * _product(lengths) // COLUMN["PIXELS_UNIT"])
-    block_shape = np.array([[tile.block_columns], [tile.block_rows]])
-    luma_tiles, chroma_tiles = (_product(-(-size // block_shape)) for size in (mcus * headers.sampling, mcus))
-    block_tiles = luma_tiles + (headers.components - 1) * chroma_tiles
+    mcus = -(-np.minimum(begins + lengths + _CHROMA_MARGIN_PIXELS, headers[:, : rows.HEIGHT + 1]) // mcu) - first
+    units = mcus.prod(axis=1) * headers[:, rows.UNITS]
+    pixels = -(-channels * lengths.prod(axis=1) // rows.PIXELS_UNIT)
+    luma_tiles, chroma_tiles = (-(-np.stack([mcus * sampling, mcus]) // (tile.block_columns, tile.block_rows))).prod(2)
+    block_tiles = luma_tiles + (headers[:, rows.COMPONENTS] - 1) * chroma_tiles
     # Where the box begins in the window, in pixels.
-    inside, pixel_shape = begins - first * mcu, np.array([[tile.columns], [tile.rows]])
-    pixel_tiles = _product(-(-(inside + lengths) // pixel_shape) - inside // pixel_shape)
-    starts, totals = _starts(planes, pixels, block_tiles, pixel_tiles)
-    _fill(
-        windows,
-        MCU_LEFT=first,
-        MCUS_ACROSS=mcus,
-        PLANES=starts[:2],
-        BOX_LEFT=boxes,
-        CHANNELS=headers.channels,
-        FIRST_BLOCK_TILE=starts[2],
-        BLOCK_TILES=block_tiles,
-        FIRST_PIXEL_TILE=starts[3],
-        PIXEL_TILES=pixel_tiles,
-    )
+    inside, pixel_shape = begins - first * mcu, (tile.columns, tile.rows)
+    pixel_tiles = (-(-(inside + lengths) // pixel_shape) - inside // pixel_shape).prod(axis=1)
+    starts, totals = _starts(units, pixels, block_tiles, pixel_tiles)
+    windows[:, rows.MCU_LEFT : rows.MCUS_ACROSS], windows[:, rows.MCUS_ACROSS : rows.PLANES] = first, mcus
+    windows[:, rows.BOX_LEFT : rows.CHANNELS], windows[:, rows.CHANNELS] = boxes, channels
+    windows[:, [rows.PLANES, rows.PIXELS, rows.FIRST_BLOCK_TILE, rows.FIRST_PIXEL_TILE]] = starts.T
+    windows[:, rows.BLOCK_TILES], windows[:, rows.PIXEL_TILES] = block_tiles, pixel_tiles
     return totals
 
 
 def _places(windows: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """The places that `plan_jpegs` returns; boxes: int64 [4, images]."""
-    left, top, width, height = boxes
-    first = windows[:, COLUMN["PIXELS"]].astype(np.int64) * COLUMN["PIXELS_UNIT"] - top * width - left
-    plane = np.where(windows[:, COLUMN["CHANNELS"]] > 1, width * height, 0)
-    return np.stack([first, width, np.ones_like(width), plane], axis=1)
-
-
-def _product(both_axes: np.ndarray) -> np.ndarray:
-    return both_axes[0] * both_axes[1]
-
-
-def _fill(table: np.ndarray, **values: np.ndarray) -> None:
-    """Writes values [rows] to the named columns; values [columns, rows] to several, from the named one on."""
-    for name, value in values.items():
-        begin = COLUMN[name]
-        if value.ndim == 1:
-            table[:, begin] = value
-        else:
-            table[:, begin : begin + len(value)] = value.T
+    """The places that `plan_jpegs` returns; boxes: int64 [images, 4]."""
+    left, top, width, height = boxes.T
+    places = np.ones((len(boxes), 4), np.int64)
+    places[:, 0] = windows[:, rows.PIXELS].astype(np.int64) * rows.PIXELS_UNIT - top * width - left
+    places[:, 1], places[:, 3] = width, np.where(windows[:, rows.CHANNELS] > 1, width * height, 0)
+    return places
 
 
 def _starts(*lengths: np.ndarray) -> tuple[np.ndarray, list[int]]:
     """Exclusive running sums of each kind of lengths, int64 [kinds, lengths], and the total of each kind."""
-    together = np.stack(lengths)
+    together = np.array(lengths)
     ends = together.cumsum(axis=1)
     return ends - together, ends[:, -1].tolist()

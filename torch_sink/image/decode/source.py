@@ -226,15 +226,14 @@ def source_of(made: torch.Tensor | Image.Image, path: str) -> Source:
     return FinishedSource(made, path) if isinstance(made, torch.Tensor) else PixelSource(made, path)
 
 
-def read_file(path: str | os.PathLike[str], beginning: bytes = b"") -> bytes:
-    """The bytes of a file; of one that begins with others than `beginning`, maybe only the first."""
+def read_file(path: str | os.PathLike[str], beginning: bytes = b"") -> bytes | None:
+    """The bytes of a file; None, where it can be read again, for one that begins with others than `beginning`."""
     descriptor = os.open(os.fspath(path), os.O_RDONLY | getattr(os, "O_BINARY", 0))
     try:
         about = os.fstat(descriptor)
-        if beginning and stat.S_ISREG(about.st_mode) and hasattr(os, "pread"):
-            found = os.pread(descriptor, len(beginning), 0)
-            if found != beginning:
-                return found
+        looks_first = beginning and stat.S_ISREG(about.st_mode) and hasattr(os, "pread")
+        if looks_first and os.pread(descriptor, len(beginning), 0) != beginning:
+            return None
         data = os.read(descriptor, about.st_size + 1)
         if len(data) == about.st_size:
             return data

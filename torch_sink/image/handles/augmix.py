@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torchvision.tv_tensors import _torch_function_helpers as return_types
 
-from torch_sink.image.core.ops import Op, tensor_arguments
+from torch_sink.image.core.ops import Op, TensorArgument
 from torch_sink.image.handles.lazy import without_memory
 from torch_sink.image.handles.names import named_as
 from torch_sink.image.handles.tensor import HANDLES, RECORDED, LazyTensor, LazyTVImage, recorded
@@ -110,7 +110,7 @@ def _add(total: Any, other: Any = None, *args: Any, **kwargs: Any) -> Any:
     if not (total.is_recording and other.is_recording) or result[: len(image)] != image or len(added) > 1:
         return NotImplemented
     chain = tuple(result[len(image) :])
-    if next(tensor_arguments([chain]), None) is not None:
+    if any(type(argument) is TensorArgument for op in chain for argument in op.args):
         return NotImplemented  # only among a call's own arguments are they packed with the batch
     ops = (*image, _augmix((*terms, (added[0][0], chain)), torch.float32))
     total.__dict__["lazy_ops"] = ops

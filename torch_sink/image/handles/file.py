@@ -25,7 +25,6 @@ from torchvision.io import ImageReadMode
 from torch_sink.damage.loaders import PLACEHOLDER_SIZE, open_in_stream
 from torch_sink.damage.report import BrokenFile
 from torch_sink.damage.samples import is_reading_stream
-from torch_sink.errors import DecodeError
 from torch_sink.image.core import settings, uses
 from torch_sink.image.core.fallback import executing, image_of, is_executing, ledger, report_fallback
 from torch_sink.image.core.ops import Op, replay
@@ -48,42 +47,54 @@ from torch_sink.image.handles.tensor import LazyTensor
 class LazyJpegImageFile(LazyPixels, JpegImageFile):
     """A `JpegImageFile` that has read its bytes and closed its file; its first operation gives a handle.
 
-    `format`, `info`, `draft`, `verify`, `load` and the rest are Pillow's own.
+    `format`, `info`, `draft`, `verify`, `load` and the rest are Pillow's own. See `note_read` for what they find.
     """
 
     lazy_file_source: EncodedSource
 
     @property
     def waits(self) -> bool:
-        return self._im is None and bool(self.tile)
+        is_open = self.tile and self.fp is not None  # `verify` and the end of a `with` block close it
+        return self._im is None and not self.decoderconfig and bool(is_open or "lazy_used" in vars(self))
 
     def lazy_handle(self) -> LazyImage | None:
-        return lazy_image(self) if self._im is None and not self.decoderconfig else None
+        return lazy_image(self) if self.waits else None
+
+    def note_read(self) -> None:
+        if self.waits:
+            vars(self).setdefault("lazy_used", uses.batches)
+            self.tile, self.fp, self.readonly = [], None, 0
 
     def records(self) -> bool:
         """Whether a use is recorded. A second sample's finds the pixels, which stock code has since the first."""
-        if self._im is not None or self.decoderconfig:
+        if not self.waits:
             return False
         fields, now = vars(self), uses.batches
         if fields.get("lazy_used", now) != now:
+            fields["lazy_used"] = now
             self.keep_pixels()
-        fields["lazy_used"] = now
         return self._im is None
 
     def keep_pixels(self) -> None:
-        """Makes the pixels and closes the file, under the conditions of `LazyImage.keep_pixels`."""
+        """Makes the pixels under the conditions of `LazyImage.keep_pixels`, if Pillow would have them by now."""
         source, pixel_bytes = vars(self).get("lazy_file_source"), self.width * self.height * len(self.mode)
-        if source is None or self.decoderconfig or not is_worth_keeping(source, pixel_bytes):
-            return
-        with contextlib.suppress(DecodeError):
-            self.im = source._replace(mode=self.mode).decode().im
-            self.tile, self.fp = [], None
-            ledger.note_kept()
+        if "lazy_used" in vars(self) and source is not None and is_worth_keeping(source, pixel_bytes):
+            with contextlib.suppress(OSError, SyntaxError, ValueError):
+                self._read(source)
+                ledger.note_kept()
+
+    def _read(self, source: EncodedSource) -> None:
+        image = source.open()
+        image.load()
+        self.im = image.im
 
     def _load(self) -> Any:
-        if self.waits:
+        source = vars(self).get("lazy_file_source")
+        if self._im is None:
             report_fallback("pixels of a Pillow image", "read by other code", inner_module="PIL")
             uses.batches += 1
+            if "lazy_used" in vars(self) and source is not None:
+                self._read(source)
         return JpegImageFile.load(self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -96,15 +107,10 @@ class LazyJpegImageFile(LazyPixels, JpegImageFile):
                 self._load()
         return copyreg._reconstructor, (JpegImageFile, object, None), self.__getstate__()  # type: ignore[attr-defined]
 
-    def verify(self) -> None:
-        """Verifies the file, which then has to be opened again, as in Pillow; this becomes Pillow's own image."""
-        super().verify()
-        self._forget()
-        object.__setattr__(self, "__class__", JpegImageFile)
-
     def convert(self, mode: str | None = None, *args: Any, **kwargs: Any) -> Image.Image:
         wanted, source = mode or self.mode, vars(self).get("lazy_file_source")
         if source is not None and not args and not kwargs and wanted in RECORDED_MODES and self.records():
+            self.note_read()
             return handle_of_file(self, source._replace(mode=wanted))
         return super().convert(mode, *args, **kwargs)
 
@@ -174,14 +180,13 @@ def _loaded(stock: Callable[..., Any], path: Any) -> Image.Image:
         data, name = read_file(path, START_OF_IMAGE), os.fsdecode(path)
     except (OSError, TypeError):
         return stock(path)  # raises what stock code raises; an open file's descriptor is read through `Image.open`
-    source = encoded_source(data, name, "RGB")
+    source = None if data is None else encoded_source(data, name, "RGB")
     if source is not None:
         return LazyImage(source, (), source.size, "RGB")
     try:
         with executing():
-            # What is no file, as a pipe, gives its bytes once. Of other files than JPEG only the first were read.
-            is_read = len(data) != len(START_OF_IMAGE) and not os.path.isfile(path)
-            image = Image.open(io.BytesIO(data)).convert("RGB") if is_read else stock(path)
+            # What is no file, as a pipe, gives its bytes once.
+            image = stock(path) if data is None or os.path.isfile(path) else Image.open(io.BytesIO(data)).convert("RGB")
             image.load()
     except (OSError, Image.DecompressionBombError) as error:
         if name in str(error):

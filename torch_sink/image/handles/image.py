@@ -30,7 +30,7 @@ from torch_sink.image.decode.source import (
     replayed,
 )
 from torch_sink.image.handles.array import ArrayImage, pixels_of
-from torch_sink.image.handles.names import PixelAccess, named_as, stays, unpickled
+from torch_sink.image.handles.names import PixelAccess, StockType, named_as, stays, unpickled
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage, give_pixels
 from torch_sink.image.operations import RECORDERS
 
@@ -94,6 +94,10 @@ class LazyPixels(Image.Image):
         for field in ("lazy_source", "lazy_ops", "lazy_file_source", "lazy_used", "lazy_has_views", "lazy_first"):
             self.__dict__.pop(field, None)
 
+    def note_read(self) -> None:
+        """Notes that stock code would have read the file by now: its `draft`, `verify` or `close` come too late."""
+        self.__dict__.setdefault("lazy_used", uses.batches)
+
     def load(self) -> Any:
         caller = sys._getframe(1)
         inside = caller.f_globals.get("__name__", "").startswith(("PIL.", "torch_sink.image."))
@@ -101,7 +105,7 @@ class LazyPixels(Image.Image):
         # Pillow and this package call `load()` to use the pixels next.
         if goes_on or is_executing() or not self.waits:
             return self._load()
-        self.__dict__.setdefault("lazy_used", uses.batches)
+        self.note_read()
         return PixelAccess(self._load)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -111,21 +115,8 @@ class LazyPixels(Image.Image):
         super().__setattr__(name, value)
 
 
-class _StockType(type):
-    """Makes every Pillow image an instance of `LazyImage`, as it is one of `Image`, for which `LazyImage` stands.
-
-    Libraries look at that: they cast the result of a call to the class of its argument where that is a subclass.
-    """
-
-    def __instancecheck__(cls, instance: object) -> bool:
-        return isinstance(instance, Image.Image)
-
-    def __subclasscheck__(cls, subclass: type) -> bool:
-        return issubclass(subclass, Image.Image)
-
-
 @named_as(Image.Image)
-class LazyImage(LazyPixels, metaclass=_StockType):
+class LazyImage(LazyPixels, metaclass=StockType):
     """A `PIL.Image.Image` that holds a source and the calls recorded on it.
 
     `size`, `mode` and `getbands()` answer at once. The methods of which operations have recorders return a new handle
@@ -187,6 +178,8 @@ class LazyImage(LazyPixels, metaclass=_StockType):
         Without a device, a second view of one sample makes the pixels, and the first one takes them too.
         """
         fields, now = self.__dict__, uses.batches
+        if "lazy_file" in fields:
+            fields.pop("lazy_file").note_read()
         if fields.get("lazy_used", now) != now:
             self.keep_pixels()
         elif "lazy_used" in fields and settings.makes_pixels_here():
@@ -213,6 +206,8 @@ class LazyImage(LazyPixels, metaclass=_StockType):
             report_fallback("pixels of a Pillow image", "read by other code", inner_module="PIL")
             uses.batches += 1
             source, ops = _source_and_ops(self.__dict__)
+            if "lazy_file" in self.__dict__:
+                self.__dict__.pop("lazy_file").note_read()
             with executing():
                 image = replayed(source, ops)
                 if isinstance(source, PixelSource) and image is source.image:
@@ -297,15 +292,20 @@ def lazy_image(image: Image.Image, *, palettes: bool = False) -> LazyImage | Non
         return None
     source = getattr(image, "lazy_file_source", None)
     if source is not None and source.mode == image.mode and image.records():  # type: ignore[attr-defined]
-        return handle_of_file(image, source)
+        handle = handle_of_file(image, source)
+        handle.__dict__["lazy_file"] = image  # until a call is recorded on it
+        return handle
     if not type(image).__module__.startswith(("PIL.", "torch_sink.image.")):  # Pillow's plugins are of the former
         name = f"{type(image).__module__}.{type(image).__qualname__}"
         report_fallback("Pillow image", f"{name} is a class of its own, which a recorded image would not be")
         return None
-    if type(image) is not ArrayImage:
+    if (getattr(image, "tile", ()) and getattr(image, "fp", ()) is None) or hasattr(vars(image).get("_im"), "ex"):
+        return None  # it was closed, which stock code says where it needs the pixels
+    is_known = image.mode in RECORDED_MODES
+    if type(image) is not ArrayImage and (is_known or (palettes and image.mode == "P")):
         with executing():
             image.load()  # an unread file of another format, or a handle of a palette image
-    if image.mode not in RECORDED_MODES and not (palettes and has_plain_palette(image)):
+    if not is_known and not (palettes and has_plain_palette(image)):
         # The values of a palette image may be classes, which a conversion would destroy.
         advice = "" if image.mode == "P" else ": convert it to 'RGB' or 'L' first"
         report_fallback("Pillow image", f"no kernel for mode {image.mode!r}{advice}")

@@ -49,7 +49,7 @@ def keep_images_of(loader: Any) -> None:
     for image in waiting:
         if type(image) in HANDLES:
             _keep_tensor(image)
-        elif type(image) is not LazyJpegImageFile or "lazy_used" in vars(image):
+        else:
             image.keep_pixels()
     uses.were_opened = bool(waiting)
     if waiting:

@@ -1,4 +1,4 @@
-"""Lazy images and tensors are called what the stock ones are called, in every error message that names a type."""
+"""Lazy images and tensors go by the names and types of stock ones, also in every error message that names a type."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+from PIL import Image
 
 Class = TypeVar("Class", bound=type)
 
@@ -79,3 +80,16 @@ class PixelAccess:
 
     def __setitem__(self, position: Any, value: Any) -> None:
         self._load()[position] = value
+
+
+class StockType(type):
+    """Makes every Pillow image an instance of `LazyImage`, as it is one of `Image`, for which `LazyImage` stands.
+
+    Libraries look at that: they cast the result of a call to the class of its argument where that is a subclass.
+    """
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, Image.Image)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, Image.Image)

@@ -12,8 +12,9 @@ from PIL import Image
 from torch.utils.data import get_worker_info
 
 from torch_sink.common import segments
-from torch_sink.image.core.ops import Op, PackedArgument, TensorArgument, with_packed, with_unpacked
+from torch_sink.image.core.ops import InPlaceOp, Op, PackedArgument, TensorArgument, with_packed, with_unpacked
 from torch_sink.image.decode.jpeg_block import ALIGNMENT_BYTES, joined, lay_out_jpegs
+from torch_sink.image.decode.jpeg_header import BaselineScan, JpegHeader
 from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource, Source
 
 
@@ -46,7 +47,9 @@ class Packed:
         if opened is None:
             assert self._sealed is not None
             begin, end = self._sealed
-            opened = self._contents = pickle.loads(self.blob.numpy()[begin:end].data)
+            entries, programs, entry_of_image = pickle.loads(self.blob.numpy()[begin:end].data)
+            calls = (tuple(op if type(op) is InPlaceOp else Op(*op) for op in ops) for ops in programs)
+            opened = self._contents = Contents(entries, tuple(calls), entry_of_image)
         return opened
 
     def __reduce__(self) -> Any:
@@ -71,7 +74,9 @@ class Packed:
         data = self.blob.numpy()
         kind, pieces, *rest = self.contents.entries[at]
         if kind == "file":
-            return EncodedSource(joined(data, pieces), *rest)
+            path, mode, about, scan = rest
+            header = JpegHeader(*about, scan=BaselineScan(*scan) if scan else None)  # type: ignore[misc]
+            return EncodedSource(joined(data, pieces), path, header, mode)
         ((begin, end),) = pieces
         if kind == "pixels":
             mode, size, path = rest
@@ -137,7 +142,7 @@ class Packing:
         calls = tuple(with_packed(ops, packed) for ops in programs) if packed else tuple(programs)
         contents = Contents(tuple(entries), calls, self.entry_of_image)
         is_worker = get_worker_info() is not None
-        sealed = self._chunks.add(pickle.dumps(contents, pickle.HIGHEST_PROTOCOL)) if is_worker else None
+        sealed = self._chunks.add(_sealed(contents)) if is_worker else None
         blob = segments.allocate(self._chunks.size) if is_worker else None
         if blob is None:
             blob = collated_tensor((self._chunks.size,), torch.uint8)
@@ -164,10 +169,17 @@ def _distinct(sources: Sequence[Source]) -> tuple[list[Source], list[int]]:
 def _payload(source: Source) -> tuple[Any, ...]:
     """Kind of a source's entry, bytes for the blob, and the entry's other fields."""
     if isinstance(source, EncodedSource):
-        return "file", source.data, source.path, source.header, source.mode
+        *about, scan = source.header
+        return "file", source.data, source.path, source.mode, tuple(about), scan and tuple(scan)
     if isinstance(source, PixelSource):
         return "pixels", source.tobytes(), source.mode, source.size, source.path
     return "tensor", _bytes_of(source.tensor), tuple(source.tensor.shape), source.tensor.dtype, source.path
+
+
+def _sealed(contents: Contents) -> bytes:
+    """The pickled contents; the calls as plain tuples, since pickle runs Python code for each named one."""
+    calls = [[op if type(op) is InPlaceOp else tuple(op) for op in ops] for ops in contents.programs]
+    return pickle.dumps((contents.entries, calls, contents.entry_of_image), pickle.HIGHEST_PROTOCOL)
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

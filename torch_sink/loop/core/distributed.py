@@ -18,7 +18,10 @@ _log = logging.getLogger("torch_sink")
 
 
 class Ranks:
-    """The processes that train one model: wrapped in DistributedDataParallel, or sharded by `fully_shard`."""
+    """The processes that train one model: wrapped in DistributedDataParallel, or sharded by `fully_shard`.
+
+    A process that trains alone gathers its own values, and its flags are those of all ranks.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         fsdp: Any = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")  # else no part is wrapped
@@ -78,6 +81,8 @@ class Ranks:
 
     def any_of(self, flags: list[bool]) -> list[bool]:
         """Whether each flag is set on any rank, in one collective with one host sync."""
+        if not self.many:
+            return flags
         table = torch.tensor(flags, dtype=torch.float32, device=self.device)
         largest_of_ranks(table)
         with host_sync_allowed():
@@ -85,6 +90,8 @@ class Ranks:
 
     def gather(self, value: Any) -> list[Any]:
         """The value of every rank, in the order of ranks; any Python object that can be pickled."""
+        if not self.many:
+            return [value]
         gathered: list[Any] = [None] * self.size
         device: Any = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
         # NCCL sends objects through the current device, which may be another than the model's.
@@ -94,8 +101,6 @@ class Ranks:
 
     def check_lengths(self, length: int | None, max_steps: int | None) -> None:
         """Raise on all ranks unless all have the same number of steps in an epoch; None is an unknown length."""
-        if not self.many:
-            return
         lengths = [length or 0 for length in self.gather(length)]
         shortest, longest = min(lengths), max(lengths)
         if shortest != longest and (max_steps is None or max_steps > shortest):
@@ -107,6 +112,8 @@ class Ranks:
 
     def agree_on_rates(self, flags: list[bool], optimizer: torch.optim.Optimizer) -> list[bool]:
         """Return whether each flag is set on any rank, and set the learning rates of all ranks to those of rank 0."""
+        if not self.many:
+            return flags
         with host_sync_allowed():
             rates = [float(group["lr"]) for group in optimizer.param_groups]
             values = [*flags, *rates, *(-rate for rate in rates)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from torch.nn import functional
 
 from torch_sink.loop.core.distributed import Ranks
 
+_log = logging.getLogger("torch_sink")
 _LOSS_ROW, _OVERFLOW_ROW, _METRIC_ROW = 0, 1, 2
 
 
@@ -170,6 +172,11 @@ class Reasons:
     def note(self, text: str) -> None:
         """Add a remark once."""
         self._counts.setdefault(text, 0)
+
+    def warn(self, text: str) -> None:
+        """Add a remark once, and log it as a warning."""
+        self.note(text)
+        _log.warning(text)
 
     def count(self, text: str) -> None:
         """Add one to a remark's count."""

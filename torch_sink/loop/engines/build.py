@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -23,11 +22,10 @@ from torch_sink.loop.engines.jit import CompiledLoss, JitConfig, compiler_proble
 from torch_sink.loop.engines.memory import GraphMemory, Places
 from torch_sink.loop.step.optimizers import ADAMS, cycles_momentum
 from torch_sink.loop.step.precision import ForwardPass
-from torch_sink.loop.step.step import Engine, TrainingStep, TrainState
+from torch_sink.loop.step.state import TrainState
+from torch_sink.loop.step.step import Engine, TrainingStep
 from torch_sink.loop.step.update import OptimizerUpdate
 from torch_sink.thread_waits import waits_watched
-
-_log = logging.getLogger("torch_sink")
 
 
 @dataclass(frozen=True)
@@ -162,21 +160,17 @@ def _capture_obstacle(state: TrainState) -> str | None:
 
 def _nested_graphs(model: nn.Module, *functions: Any) -> str | None:
     """Why a model or functions for which torch.compile makes CUDA graphs cannot be captured; None for all others."""
-    if not any(map(_has_own_graphs, (*model.modules(), *functions))):
-        return None
-    return (
-        "torch.compile makes CUDA graphs of its own here (mode='reduce-overhead' or 'max-autotune'), which cannot "
-        "lie inside those of mode 'graph' (compile the model without them, or leave it to the loop)"
-    )
-
-
-def _has_own_graphs(compiled: Any) -> bool:
-    """Whether torch.compile was told to capture CUDA graphs of a module or function."""
-    config = getattr(getattr(compiled, "dynamo_ctx", None), "compiler_config", None)
-    function = getattr(compiled, "_compiled_call_impl", None) or compiled
-    if config is None and hasattr(function, "get_compiler_config"):
-        config = function.get_compiler_config()
-    return bool(config and config.get("triton.cudagraphs"))
+    for compiled in (*model.modules(), *functions):
+        config = getattr(getattr(compiled, "dynamo_ctx", None), "compiler_config", None)
+        function = getattr(compiled, "_compiled_call_impl", None) or compiled
+        if config is None and hasattr(function, "get_compiler_config"):
+            config = function.get_compiler_config()
+        if config and config.get("triton.cudagraphs"):
+            return (
+                "torch.compile makes CUDA graphs of its own here (mode='reduce-overhead' or 'max-autotune'), which "
+                "cannot lie inside those of mode 'graph' (compile the model without them, or leave it to the loop)"
+            )
+    return None
 
 
 def is_compiled(model: nn.Module) -> bool:
@@ -292,7 +286,5 @@ class Inference:
 
     def _step_down(self, graphs: CapturedGraphs, problem: str) -> None:
         self.mode = self._lower_mode
-        text = f"forward passes cannot be captured, so they run in mode {self.mode!r}: {problem}"
-        self._reasons.note(text)
-        _log.warning(text)
+        self._reasons.warn(f"forward passes cannot be captured, so they run in mode {self.mode!r}: {problem}")
         graphs.forget()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,9 +13,9 @@ from torch_sink.loop.core.host_sync import user_place
 from torch_sink.loop.engines.capture import LEFT_BEHIND, ODD_BATCHES, STAGED, CapturedGraphs, CudaCapture, Replay
 from torch_sink.loop.engines.memory import Places, fingerprint
 from torch_sink.loop.step.optimizers import RateTable, hidden_state, make_capturable, refuse_python_state
-from torch_sink.loop.step.step import Engine, TrainingStep, TrainState
+from torch_sink.loop.step.state import TrainState
+from torch_sink.loop.step.step import Engine, TrainingStep
 
-_log = logging.getLogger("torch_sink")
 GIVEN_UP = "graphs were forgotten at the end of a run, because other code would have had no room beside them"
 WARMUP_STEPS = 3
 LEAST_CAPACITY = 1024  # steps that fit into the log at least: a larger log needs new graphs
@@ -233,9 +232,7 @@ class GraphEngine(Engine):
         self._graphs.forget()
         self.schedule.rewind(self._executed, self._began)
         self._drop_gradients()
-        text = f"the step cannot be captured, so it runs in mode {self.mode!r}: {problem}"
-        self._reasons.note(text)
-        _log.warning(text)
+        self._reasons.warn(f"the step cannot be captured, so it runs in mode {self.mode!r}: {problem}")
 
     def _baked(self) -> Any:
         return fingerprint(self._model, self.training_step, self.schedule.optimizer, self._tabled)

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch._ops import HigherOrderOperator, OpOverload
 
-from torch_sink.loop.core.arguments import check_bool
+from torch_sink.common.arguments import check_bool, check_choice
 from torch_sink.loop.core.batches import UsualShape, batch_shapes, batch_tensors, tensors_among
 from torch_sink.loop.core.history import Reasons, first_line
 
-_LEVELS, _EXC_MODES = ("O0", "O1", "O2"), ("auto", "sink", "no_sink")
 # Dynamo caches compiled code by the options of the whole model, so these are the options for graphs that draw.
 EAGER_RANDOM: dict[str, Any] = {"fallback_random": True, "layout_optimization": False}
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -47,10 +46,8 @@ class JitConfig:
     fast_random: bool = False
 
     def __post_init__(self) -> None:
-        if self.jit_level not in _LEVELS:
-            raise ValueError(f"jit_level={self.jit_level!r}: the levels are {', '.join(_LEVELS)}")
-        if self.exc_mode not in _EXC_MODES:
-            raise ValueError(f"exc_mode={self.exc_mode!r}: the modes are {', '.join(_EXC_MODES)}")
+        check_choice("jit_level", self.jit_level, ("O0", "O1", "O2"))
+        check_choice("exc_mode", self.exc_mode, ("auto", "sink", "no_sink"))
         for name in ("fullgraph", "dynamic", "fast_random"):
             check_bool(name, getattr(self, name))
 
