@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import multiprocessing
 import os
@@ -66,8 +67,14 @@ def train(folder: Path, options: dict[str, Any], at_step: Callable[[int], None] 
     loader.close()
 
 
+def kill_after(last: int, step: int) -> None:
+    if step == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def start(*arguments: Any) -> BaseProcess:
-    process = multiprocessing.get_context("fork").Process(target=train, args=arguments)
+    """A new interpreter: torch refuses backward passes in a fork of a process that has compiled a step."""
+    process = multiprocessing.get_context("spawn").Process(target=train, args=arguments)
     process.start()
     return process
 
@@ -106,12 +113,7 @@ def test_killed_and_resumed(tmp_path: Path, num_workers: int) -> None:
     options = {"num_workers": num_workers}
     expected = uninterrupted(tmp_path / "whole", options)
     for last in (2, 9):
-
-        def kill(step: int, last: int = last) -> None:
-            if step == last:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        process = start(tmp_path, options, kill)
+        process = start(tmp_path, options, functools.partial(kill_after, last))
         process.join(120)
         assert process.exitcode == -signal.SIGKILL
     train(tmp_path, options)
