@@ -17,7 +17,7 @@ from torch_sink.image.core.arguments import is_number, is_rounded_by_torch
 from torch_sink.image.core.examples import Arguments, Example, of_method, sample
 from torch_sink.image.core.lowering import FAMILIES, LoweredImage, by_formula, float_bits
 from torch_sink.image.core.ops import EXACT_BYTES, NUMERIC, ROUNDED, Op, Operation
-from torch_sink.image.operations.functionals import adjusted, functional
+from torch_sink.image.operations.functionals import adjusted, functional, stock_of
 from torch_sink.triton_kernels.rows import Formula, Kind
 
 # --- torch's Gaussian blur, which torchvision also uses on Pillow images
@@ -67,6 +67,33 @@ def _gaussian_blur(family: str, handle: Any, kernel_size: Any, sigma: Any = None
     return handle.record(Op(f"{family}.gaussian_blur", (tuple(kernel_size), tuple(sigma))))
 
 
+_PLANE: dict[str, Callable[..., torch.Tensor]] = {
+    "v1": F_tensor._get_gaussian_kernel2d,
+    "v2": v2_misc._get_gaussian_kernel2d,
+}
+_STOCK = stock_of("gaussian_blur")
+_SCALE = 2.0**100
+
+
+def _stock_blur(
+    family: str, image: torch.Tensor, kernel_size: tuple[int, int], sigma: tuple[float, float]
+) -> torch.Tensor:
+    """The blur of stock code. Bytes are multiplied with scaled weights, as denormal ones cost a CPU many times as much.
+
+    The bits are equal: in stock code each product and each sum is a multiple of 2**-149, the smallest denormal number,
+    so that numbers below 2**-126 are exact there too, and those above are rounded to 24 bits at either scale.
+    """
+    if image.dtype != torch.uint8:
+        return _STOCK[f"{family}.gaussian_blur"](image, kernel_size, sigma)
+    weights = _PLANE[family](kernel_size, sigma, torch.float32, image.device).mul_(_SCALE)
+    across, down = (size // 2 for size in kernel_size)
+    values = image[None] if image.ndim == 3 else image
+    padded = torch.nn.functional.pad(values.to(torch.float32), [across, across, down, down], mode="reflect")
+    channels = image.shape[-3]
+    made = torch.nn.functional.conv2d(padded, weights.expand(channels, 1, *weights.shape), groups=channels)
+    return made.div_(_SCALE).round_().to(torch.uint8).reshape(image.shape)
+
+
 def _is_pair(values: Any, accepts: Callable[[Any], bool]) -> bool:
     return isinstance(values, (list, tuple)) and len(values) == 2 and all(map(accepts, values))
 
@@ -75,6 +102,7 @@ functional(
     "gaussian_blur",
     _gaussian_blur,
     {f"{family}.gaussian_blur": functools.partial(_lower_gaussian_blur, family) for family in _AXIS},
+    stock={f"{family}.gaussian_blur": functools.partial(_stock_blur, family) for family in _AXIS},
     promise=ROUNDED,
     examples=lambda a: [
         Example("gaussian_blur", ([3, 5], [0.9, 1.3]), label="3 x 5"),
