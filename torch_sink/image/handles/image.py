@@ -159,10 +159,12 @@ class LazyImage(LazyPixels, metaclass=StockType):
     def record(self, *ops: Op, size: tuple[int, int] | None = None, mode: str | None = None) -> LazyImage:
         """A new handle with more calls; `size` (width, height) and `mode` are given where the calls change them."""
         source, before = self.recipe()
-        fields = self.__dict__
-        calls, is_file = before + ops, isinstance(source, EncodedSource) and ops
-        if "lazy_has_views" in fields or (is_file and settings.makes_pixels_here()):
-            source, calls = made_here(source, calls)
+        fields, calls = self.__dict__, before + ops
+        is_made = isinstance(source, EncodedSource) and ops and settings.makes_pixels_here()
+        if is_made and ops[0].name == "pil.crop":
+            source, before = self.recipe()  # decodes all of the file, as more crops may follow
+        if is_made or "lazy_has_views" in fields:
+            source, calls = made_here(source, before + ops)
         recorded = LazyImage(source, calls, size or fields["_size"], mode or fields["_mode"])
         return recorded._with_info(self) if "info" in fields and all(map(_keeps_info, ops)) else recorded
 

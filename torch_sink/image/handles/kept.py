@@ -43,7 +43,9 @@ def keep_images_of(loader: Any) -> None:
     _begun[id(loader)] = loader
     if not uses.were_opened or id(loader) in _keep_none:
         return
-    waiting = [image for image in images_in(loader.dataset) if _waits(image)] if _are_any() else []
+    # Whether there are any: a look at all objects of the process costs less than a search.
+    are_none = {LazyImage, LazyJpegImageFile, *HANDLES}.isdisjoint(map(type, gc.get_objects()))
+    waiting = [] if are_none else [image for image in images_in(loader.dataset) if _waits(image)]
     if not (waiting or is_first_pass or loader.num_workers):
         _keep_none[id(loader)] = loader
     for image in waiting:
@@ -52,8 +54,9 @@ def keep_images_of(loader: Any) -> None:
         else:
             image.keep_pixels()
     uses.were_opened = bool(waiting)
-    if waiting:
-        _give_memory_back()
+    if waiting:  # glibc holds on to the memory of the files while pixels lie among them
+        with contextlib.suppress(AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def said_of_images_in(dataset: object) -> str:
@@ -64,22 +67,10 @@ def said_of_images_in(dataset: object) -> str:
     return f"{len(images)} images are kept in memory by the dataset: decoded once{as_files}" if images else ""
 
 
-def _are_any() -> bool:
-    """Whether the process holds an image that may wait: a look at all objects costs less than a search."""
-    return not {LazyImage, LazyJpegImageFile, *HANDLES}.isdisjoint(map(type, gc.get_objects()))
-
-
 def _waits(image: Any) -> bool:
     if type(image) in HANDLES:
         return bool(image.is_recording)
     return isinstance(image, LazyPixels) and image.waits
-
-
-def _give_memory_back() -> None:
-    """The memory of the files, which glibc holds on to while pixels lie among them."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def images_in(dataset: object) -> list[Any]:

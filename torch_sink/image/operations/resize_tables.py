@@ -63,15 +63,11 @@ def _sinc(x: np.ndarray) -> np.ndarray:
     return np.where(x == 0.0, 1.0, np.sin(angle) / angle)
 
 
-def _lanczos(x: np.ndarray) -> np.ndarray:
-    return np.where((x >= -3.0) & (x < 3.0), _sinc(x) * _sinc(x / 3), 0.0)
-
-
 _FILTERS = {
     Resampling.BILINEAR: _bilinear,
     Resampling.HAMMING: _hamming,
     Resampling.BICUBIC: _bicubic(-0.5),
-    Resampling.LANCZOS: _lanczos,
+    Resampling.LANCZOS: lambda x: np.where((x >= -3.0) & (x < 3.0), _sinc(x) * _sinc(x / 3), 0.0),
 }
 
 

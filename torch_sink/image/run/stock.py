@@ -105,32 +105,35 @@ def _finish(pixels: list[Any], last_calls: tuple[Op, ...], target: torch.Tensor)
 
 
 def _stacked(pixels: list[Any], target: torch.Tensor) -> torch.Tensor:
-    """A new tensor of sources of images, or of tensors, in the shape of `target`."""
+    """Sources of images, or tensors, in the shape of `target`: in a new tensor where it has another dtype."""
     if isinstance(pixels[0], torch.Tensor):
-        return torch.stack(pixels)
+        return torch.stack(pixels, out=target if pixels[0].dtype == target.dtype else None)
     count, channels, height, width = target.shape
     data = bytearray().join([image.tobytes() for image in pixels])
-    rows = torch.frombuffer(data, dtype=torch.uint8).view(count, height, width, channels)
-    return rows.permute(0, 3, 1, 2).contiguous()
+    planes = torch.frombuffer(data, dtype=torch.uint8).view(count, height, width, channels).permute(0, 3, 1, 2)
+    return target.copy_(planes) if target.dtype == torch.uint8 else planes.contiguous()
 
 
 def decoded_once(images: Sequence[Any]) -> list[tuple[Source, tuple[Op, ...]]]:
     """The source of each handle, and the calls still to run on it.
 
-    Files with several views are decoded here, once, and the calls with which all of these begin run here as well.
+    Files with several views are decoded here, once; calls with which several of them begin run here as well.
     """
-    views: dict[int, list[Any]] = {}
-    for image in images:
-        views.setdefault(id(image.lazy_source), []).append(image)
-    begun: dict[int, tuple[Source, int]] = {}
-    for key, alike in views.items():
-        source = alike[0].lazy_source
-        begun[key] = source, 0
-        if len(alike) > 1 and not isinstance(source, FinishedSource):
-            together = zip(*(image.lazy_ops for image in alike), strict=False)
+    found: list[tuple[Source, tuple[Op, ...]]] = [(image.lazy_source, image.lazy_ops) for image in images]
+    views: dict[Any, list[int]] = {}
+    for at, (source, _) in enumerate(found):
+        if not isinstance(source, FinishedSource):
+            views.setdefault(id(source), []).append(at)
+    groups = [*views.values()]
+    while groups:
+        if len(group := groups.pop()) > 1:
+            source, together = found[group[0]][0], zip(*(found[at][1] for at in group), strict=False)
             common = [calls[0] for calls in itertools.takewhile(lambda calls: len({*calls}) == 1, together)]
             with executing():
-                made = replayed(source, common)
-            begun[key] = source_of(made, source.path), len(common)
-    found = [(*begun[id(image.lazy_source)], image.lazy_ops) for image in images]
-    return [(source, ops[done:]) for source, done, ops in found]
+                made = source_of(replayed(source, common), source.path)
+            views = {}
+            for at in group:
+                found[at] = made, found[at][1][len(common) :]
+                views.setdefault(found[at][1][:1], []).append(at)
+            groups += [alike for calls, alike in views.items() if calls]
+    return found

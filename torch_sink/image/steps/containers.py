@@ -80,12 +80,9 @@ def _run(transforms: Sequence[Any], image: Any) -> Any:
             ledger.add(*habit.row)
             if type(image) is not Image.Image:
                 image.load()  # what was made of an array becomes an ordinary image
-            MUTED.depth += 1
-            try:
+            with MUTED:
                 for transform in transforms[: at + 1]:
                     image = transform(image)
-            finally:
-                MUTED.depth -= 1
             others = transforms[at + 1 :]
             return finished(run_all(others, draft_of(image))) if others else image
         if type(transform) not in _ALWAYS_RECORDED:
@@ -147,13 +144,13 @@ def sampled(record: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callab
     def make(stock: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(stock)
         def stand_in(transform: Any, *inputs: Any, **kwargs: Any) -> Any:
+            if MUTED.depth:
+                return stock(transform, *inputs, **kwargs)
             active = settings.active
             is_here = active is not None and active.device == "cpu" and not (active.interpreted or ledger.strict)
-            if kwargs or not is_here or MUTED.depth or READING.is_on or not _are_in_memory(inputs):
+            if kwargs or not is_here or READING.is_on or not _are_in_memory(inputs):
                 return record(stock, transform, *inputs, **kwargs)
-            samples = _samples.get(id(transform))
-            if samples is None:
-                samples = _samples[id(transform)] = _Samples(transform)
+            samples = _samples.get(id(transform)) or _samples.setdefault(id(transform), _Samples(transform))
             samples.count = count = samples.count + 1
             if count <= _IN_A_ROW or not samples.rows or not count % _TRIED_AGAIN:
                 return samples.recorded(record, stock, transform, *inputs)
@@ -200,12 +197,11 @@ def compose_v1(stock: Callable[..., Any], compose: Any, img: Any) -> Any:
 
 def compose_v2(stock: Callable[..., Any], compose: Any, *inputs: Any) -> Any:
     """For `v2.Compose.forward`."""
-    if not inputs or not compose.transforms:
+    only = inputs[0] if len(inputs) == 1 else None
+    if not inputs or not compose.transforms or isinstance(only, torch.Tensor):
         return stock(compose, *inputs)
-    if len(inputs) == 1 and isinstance(inputs[0], (Image.Image, torch.Tensor)):
-        is_pillow = isinstance(inputs[0], Image.Image)
-        return _run(compose.transforms, inputs[0]) if is_pillow else stock(compose, *inputs)
-    return run_on_sample(compose.transforms, inputs)
+    is_image = isinstance(only, Image.Image)
+    return _run(compose.transforms, only) if is_image else run_on_sample(compose.transforms, inputs)
 
 
 def alone(stock: Callable[..., Any], transform: Any, img: Any) -> Any:

@@ -47,8 +47,7 @@ class Draft:
 
     @property
     def size(self) -> tuple[int, int]:
-        _, height, width = self.lazy_shape
-        return width, height
+        return self.lazy_shape[2], self.lazy_shape[1]
 
     @property
     def width(self) -> int:
@@ -97,9 +96,6 @@ class Draft:
         kind = LazyTVImage if as_tv_image else LazyTensor
         return Draft(self.origin, (*self.ops, op), self.lazy_shape, kind, dtype)
 
-    def as_pure_tensor(self) -> Draft:
-        return Draft(self.origin, self.ops, self.lazy_shape, LazyTensor, self.lazy_dtype)
-
     @property
     def changes_in_place(self) -> bool:
         """Whether a call in place can be recorded."""
@@ -141,14 +137,12 @@ def draft_of(image: Any) -> Any:
     if kind not in (ArrayImage, Image.Image) and (kind is not LazyImage or not image.is_recording):
         return image
     width, height = image.size
-    if image.mode not in RECORDED_MODES or not width or not height or is_executing() or not _is_usual():
+    if image.mode not in RECORDED_MODES or not width or not height or is_executing():
+        return image
+    is_usual = torch.get_default_dtype() is torch.float32 and not _has_any_global_hook()
+    if not is_usual or count_function_modes() or count_dispatch_modes():
         return image
     return Draft(image, (), (3 if image.mode == "RGB" else 1, height, width), LazyImage, torch.uint8)
-
-
-def _is_usual() -> bool:
-    is_plain = torch.get_default_dtype() is torch.float32 and not _has_any_global_hook()
-    return is_plain and not count_function_modes() and not count_dispatch_modes()
 
 
 def finished(image: Any) -> Any:

@@ -63,10 +63,8 @@ class Sample:
 
     def inputs(self) -> Any:
         """The sample in its containers, with a handle in place of the draft."""
-        if type(self.image) is Draft:
+        if self.image is not None:
             self.leaves[self.place] = finished(self.image)
-        elif self.image is not None:
-            self.leaves[self.place] = self.image
         return tree_unflatten(self.leaves, self.spec)
 
 
