@@ -254,9 +254,7 @@ def check_monitor(monitor: str, callbacks: Iterable[Callback], known: tuple[str,
         return
     if not evaluated:
         if all(type(one).__module__.startswith("torch_sink.") for one in members if type(one) is not LambdaCallback):
-            _log.warning(
-                "nothing evaluates monitor=%r: pass Evaluation(valid_loader, ...) among the callbacks", monitor
-            )
+            _log.warning("nothing evaluates monitor=%r: pass Evaluation(valid_loader, ...) as a callback", monitor)
         return
     message = f"monitor={monitor!r} is no result of this run's evaluations, which are {', '.join(sorted(evaluated))}"
     if difflib.get_close_matches(monitor, evaluated):

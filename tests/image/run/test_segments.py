@@ -136,7 +136,7 @@ def assert_right(batch: Any) -> None:
     """Every image is stock torchvision's."""
     images, numbers = batch
     assert isinstance(images, LazyBatch)
-    assert torch.equal(images._made_on_cpu(), torch.stack([stock(number) for number in numbers.tolist()]))
+    assert torch.equal(images.images.made_on_cpu(), torch.stack([stock(number) for number in numbers.tolist()]))
 
 
 def assert_right_here(batch: Any) -> None:

@@ -312,9 +312,7 @@ def lazy_image(image: Image.Image, *, palettes: bool = False) -> LazyImage | Non
         advice = "" if image.mode == "P" else ": convert it to 'RGB' or 'L' first"
         report_fallback("Pillow image", f"no kernel for mode {image.mode!r}{advice}")
         return None
-    if not image.width or not image.height:
-        return None
-    return LazyImage(pixels_of(image), (), image.size, image.mode)
+    return None if 0 in image.size else LazyImage(pixels_of(image), (), image.size, image.mode)
 
 
 def handle_of_file(image: Image.Image, source: EncodedSource) -> LazyImage:

@@ -196,10 +196,7 @@ Operation(
     },
     promise=EXACT_BYTES,
     examples=_gray_examples,
-    transforms={
-        "Grayscale": [sample(), sample(3, label="3 channels")],
-        "RandomGrayscale": [sample(p=1.0)],
-    },
+    transforms={"Grayscale": [sample(), sample(3, label="3 channels")], "RandomGrayscale": [sample(p=1.0)]},
     changes_layout=lambda op: op.args == (3,),  # the three channels share memory
     loses_info=lambda op: op.name == "pil.to_grayscale" and op.args == (3,),
 )

@@ -222,11 +222,7 @@ def _box(handle: Any, parts: tuple[Any, ...]) -> tuple[int, int, int, int] | Non
     return (top, left, bottom - top, right - left) if is_box else None
 
 
-Operation(
-    "parts of tensors",
-    stock={},
-    record={torch.Tensor.__getitem__: _index, torch.Tensor.__setitem__: _assign},
-)
+Operation("parts of tensors", stock={}, record={torch.Tensor.__getitem__: _index, torch.Tensor.__setitem__: _assign})
 
 # --- pads
 

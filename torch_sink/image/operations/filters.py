@@ -84,11 +84,10 @@ def _stock_blur(
         return _STOCK[f"{family}.gaussian_blur"](image, kernel_size, sigma)
     weights = _PLANE[family](kernel_size, sigma, torch.float32, image.device).mul_(_SCALE)
     across, down = (size // 2 for size in kernel_size)
-    values = image[None] if image.ndim == 3 else image
-    padded = torch.nn.functional.pad(values.to(torch.float32), [across, across, down, down], mode="reflect")
+    padded = torch.nn.functional.pad(image.to(torch.float32), [across, across, down, down], mode="reflect")
     channels = image.shape[-3]
     made = torch.nn.functional.conv2d(padded, weights.expand(channels, 1, *weights.shape), groups=channels)
-    return made.div_(_SCALE).round_().to(torch.uint8).reshape(image.shape)
+    return made.div_(_SCALE).round_().to(torch.uint8)
 
 
 def _is_pair(values: Any, accepts: Callable[[Any], bool]) -> bool:

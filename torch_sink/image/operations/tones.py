@@ -48,15 +48,10 @@ functional(
 )
 
 
-def _lower_equalize(lowered: LoweredImage) -> None:
-    """EQUALIZE: (bits of 255,)."""
-    lowered.add(Kind.EQUALIZE, *float_bits(255.0))
-
-
 functional(
     "equalize",
     _on_exact_bytes("equalize"),
-    _lower_equalize,
+    lambda lowered: lowered.add(Kind.EQUALIZE, *float_bits(255.0)),  # (bits of 255,)
     transforms={"RandomEqualize": [sample(p=1.0)]},
 )
 

@@ -168,7 +168,7 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
         """The text of the ordinary tensor. The batch keeps recording, so showing it in a debugger changes nothing."""
         if self.is_recording and self.program.destination == "meta":
             return f"LazyBatch(shape={tuple(self.shape)}, dtype={self.dtype}, recorded only)"
-        return repr(self._made_on_cpu() if self.is_recording else self.materialize())
+        return repr(self.images.made_on_cpu().view(self.lazy_shape) if self.is_recording else self.materialize())
 
     def as_subclass(self, cls: type) -> Any:
         """The values as another tensor type; for `torch.Tensor`, the batch itself."""
@@ -301,9 +301,6 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
     def become_view(self, real: torch.Tensor, ops: tuple[Op, ...]) -> None:
         """A batch of one becomes a view of its image."""
         self.become(real.as_subclass(torch.Tensor).unsqueeze(0))
-
-    def _made_on_cpu(self) -> torch.Tensor:
-        return self.images.made_on_cpu().view(self.lazy_shape)
 
     def _refuse_meta(self) -> None:
         if self.program.destination == "meta":

@@ -72,10 +72,7 @@ _OF_PILLOW: _Programs = {
 # Programs with Pillow's float64 or its convolutions, which only the heavy variant has.
 _OF_THE_HEAVY: _Programs = {
     "perspective": (("Image.transform", (_WIDTH, _HEIGHT), Image.Transform.PERSPECTIVE, *_PERSPECTIVE),),
-    "blur by a kernel": (
-        ("Image.crop", (11, 9, 11 + _WIDTH, 9 + _HEIGHT)),
-        ("Image.filter", ImageFilter.BLUR),
-    ),
+    "blur by a kernel": (("Image.crop", (11, 9, 11 + _WIDTH, 9 + _HEIGHT)), ("Image.filter", ImageFilter.BLUR)),
 }
 
 
