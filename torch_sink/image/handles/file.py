@@ -118,7 +118,7 @@ class LazyJpegImageFile(LazyPixels, JpegImageFile):
 def jpeg_factory(stock: Callable[..., Any], fp: Any, filename: Any = None) -> Any:
     """For the factory in `PIL.Image.OPEN["JPEG"]`."""
     image = stock(fp, filename)
-    if type(image) is not JpegImageFile:
+    if type(image) is not JpegImageFile or is_executing():
         return image
     position = fp.tell()
     fp.seek(0)
