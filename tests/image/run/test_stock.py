@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
+from PIL.JpegImagePlugin import JpegImageFile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset, default_collate
 from torchvision import transforms as v1
@@ -20,6 +22,8 @@ from torchvision.transforms import v2
 import torch_sink
 from image.cases import array_opener, encoded
 from image.check import assert_same_bits
+from torch_sink.image.core.fallback import executing
+from torch_sink.image.core.ops import STOCK
 from torch_sink.image.decode.source import EncodedSource
 
 _STATISTICS = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -140,15 +144,53 @@ def test_views_of_a_file_decode_it_once(module: Any, tmp_path: Path, monkeypatch
     assert len(decoded) == 2
 
 
-def test_crops_of_a_resized_file_resize_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("module", [v1, v2])
+@pytest.mark.parametrize("kind", ["FiveCrop", "TenCrop"])
+@pytest.mark.parametrize("resize", [[], [v1.Resize(30)]], ids=["whole", "resized"])
+def test_crops_of_a_file_open_it_once(
+    module: Any, kind: str, resize: list[Transform], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "image.jpg"
     path.write_bytes(encoded(60, 50, 1))
-    crops = v1.Compose([v1.Resize(30), v1.FiveCrop(20), v1.Lambda(_stack)])
-    expected, decoded, decode = crops(default_loader(path)), [], EncodedSource.decode
-    monkeypatch.setattr(EncodedSource, "decode", lambda source: decoded.append(source) or decode(source))
+    crops = v1.Compose([*resize, getattr(module, kind)(20), v1.Lambda(_stack)])
+    expected, opened, opens = crops(default_loader(path)), [], EncodedSource.open
+    monkeypatch.setattr(EncodedSource, "open", lambda source: opened.append(source) or opens(source))
     with torch_sink.image_backend("device", device="cpu"):
         assert_same_bits(crops(default_loader(path)), expected)
-    assert len(decoded) == 1
+    assert len(opened) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("v1.hflip", [v1.ToTensor()]),
+        ("v1.vflip", [v1.ToTensor()]),
+        ("v2.horizontal_flip", [v2.ToImage(), _SCALED]),
+        ("v2.vertical_flip", [v2.ToImage(), _SCALED]),
+    ],
+)
+def test_ten_crops_of_a_tensor_flip_it_once(
+    name: str, first: list[Transform], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "image.jpg"
+    path.write_bytes(encoded(60, 50, 1))
+    ten_crop = (v1 if name.startswith("v1") else v2).TenCrop(20, vertical_flip=".v" in name)
+    crops = v1.Compose([*first, ten_crop, v1.Lambda(torch.stack)])
+    expected, flipped, flip = crops(default_loader(path)), [], STOCK[name]
+    monkeypatch.setitem(STOCK, name, lambda image: flipped.append(image) or flip(image))
+    with torch_sink.image_backend("device", device="cpu"):
+        assert_same_bits(crops(default_loader(path)), expected)
+    assert len(flipped) == 1
+
+
+def test_files_that_stock_code_opens_are_pillows(tmp_path: Path) -> None:
+    path = tmp_path / "image.jpg"
+    path.write_bytes(encoded(60, 50, 1))
+    with torch_sink.image_backend("device", device="cpu"):
+        with executing(), Image.open(path) as image:
+            assert type(image) is JpegImageFile
+        with Image.open(path) as image:
+            assert type(image) is not JpegImageFile
 
 
 def test_views_after_the_values_of_the_first_were_read(tmp_path: Path) -> None:
