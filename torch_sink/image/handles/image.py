@@ -121,8 +121,7 @@ class LazyImage(LazyPixels, metaclass=StockType):
 
     `size`, `mode` and `getbands()` answer at once. The methods of which operations have recorders return a new handle
     with one more call recorded. Everything else that Pillow offers, and arguments that these do not support, go through
-    `im` or `load()`, which decode the source, replay the calls and leave an ordinary image behind; later writes to it
-    never reach handles that were recorded earlier.
+    `im` or `load()`, which leave an ordinary image behind; writes to it never reach handles that were recorded earlier.
     """
 
     lazy_class: ClassVar[tuple[str, str]]
@@ -159,13 +158,16 @@ class LazyImage(LazyPixels, metaclass=StockType):
     def record(self, *ops: Op, size: tuple[int, int] | None = None, mode: str | None = None) -> LazyImage:
         """A new handle with more calls; `size` (width, height) and `mode` are given where the calls change them."""
         source, before = self.recipe()
-        fields, calls = self.__dict__, before + ops
-        is_made = isinstance(source, EncodedSource) and ops and settings.makes_pixels_here()
-        if is_made and ops[0].name == "pil.crop":
-            source, before = self.recipe()  # decodes all of the file, as more crops may follow
-        if is_made or "lazy_has_views" in fields:
-            source, calls = made_here(source, before + ops)
+        fields, is_here = self.__dict__, isinstance(source, EncodedSource) and ops and settings.makes_pixels_here()
+        if is_here and before:
+            source, before = self.recipe()  # a crop that has waited gets its pixels
+        calls = before + ops
+        waits = is_here and [op.name for op in calls] == ["pil.crop"]
+        if "lazy_has_views" in fields or (is_here and not waits):
+            source, calls = made_here(source, calls)
         recorded = LazyImage(source, calls, size or fields["_size"], mode or fields["_mode"])
+        if waits:  # for its own rows, or for those that a second view needs as well
+            fields["lazy_first"] = weakref.ref(recorded), threading.get_ident()
         return recorded._with_info(self) if "info" in fields and all(map(_keeps_info, ops)) else recorded
 
     def _with_info(self, other: Image.Image) -> LazyImage:
@@ -250,12 +252,10 @@ class LazyImage(LazyPixels, metaclass=StockType):
     def __setstate__(self, state: dict[str, Any]) -> None:  # type: ignore[override]
         self.__dict__.update(state)
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other: Any) -> bool:
         # Pillow compares classes first, and both objects would be of the class `Image` in stock code.
-        if type(other) not in (LazyImage, ArrayImage, Image.Image):
-            return False
-        image: Any = other
-        return self._new(self.im) == (image._new(image.im) if type(other) is LazyImage else image)
+        is_image = type(other) in (LazyImage, ArrayImage, Image.Image)
+        return is_image and self._new(self.im) == (other._new(other.im) if type(other) is LazyImage else other)
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
+from PIL import Image
 from torchvision import tv_tensors
 from torchvision.tv_tensors import _torch_function_helpers as return_types
 
@@ -238,8 +239,9 @@ def give_pixels(first: tuple[weakref.ref[Any], int] | None, source: Source, done
     Only where the program holds the view, nobody read its values, and this thread made it: another may be reading it.
     """
     view: Any = first[0]() if first is not None and first[1] == threading.get_ident() else None
-    fields = vars(view) if isinstance(view, HANDLES) else {}
-    if isinstance(fields.get("lazy_source"), EncodedSource) and view.lazy_base is None and not view.lazy_views:
+    fields = vars(view) if isinstance(view, (*HANDLES, Image.Image)) else {}
+    is_alone = not isinstance(view, HANDLES) or (view.lazy_base is None and not view.lazy_views)
+    if is_alone and isinstance(fields.get("lazy_source"), EncodedSource):
         fields["lazy_source"], fields["lazy_ops"] = made_here(source, fields["lazy_ops"][done:])
 
 
