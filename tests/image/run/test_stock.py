@@ -183,6 +183,23 @@ def test_ten_crops_of_a_tensor_flip_it_once(
     assert len(flipped) == 1
 
 
+def test_views_of_crops_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "image.jpg"
+    path.write_bytes(encoded(60, 50, 1))
+
+    def views() -> list[torch.Tensor]:
+        image = default_loader(path)
+        crop = image.crop((3, 4, 43, 34))
+        tensor = v1.functional.to_tensor(crop)
+        others = [image.crop((0, 0, 30, 20)), crop.resize((9, 8)), crop.crop((5, 6, 20, 20)), crop, image]
+        return [each.clone() for each in (tensor, *map(v1.functional.to_tensor, others))]
+
+    expected = views()
+    with torch_sink.image_backend("device", device="cpu"):
+        for made, wanted in zip(views(), expected, strict=True):
+            assert_same_bits(made, wanted)
+
+
 def test_files_that_stock_code_opens_are_pillows(tmp_path: Path) -> None:
     path = tmp_path / "image.jpg"
     path.write_bytes(encoded(60, 50, 1))

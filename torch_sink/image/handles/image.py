@@ -161,8 +161,7 @@ class LazyImage(LazyPixels, metaclass=StockType):
         fields, is_here = self.__dict__, isinstance(source, EncodedSource) and ops and settings.makes_pixels_here()
         if is_here and before:
             source, before = self.recipe()  # a crop that has waited gets its pixels
-        calls = before + ops
-        waits = is_here and [op.name for op in calls] == ["pil.crop"]
+        calls, waits = before + ops, is_here and not before and [op.name for op in ops] == ["pil.crop"]
         if "lazy_has_views" in fields or (is_here and not waits):
             source, calls = made_here(source, calls)
         recorded = LazyImage(source, calls, size or fields["_size"], mode or fields["_mode"])
@@ -185,6 +184,7 @@ class LazyImage(LazyPixels, metaclass=StockType):
         if "lazy_file" in fields:
             fields.pop("lazy_file").note_read()
         if fields.get("lazy_used", now) != now:
+            fields.pop("lazy_first", None)
             self.keep_pixels()
         elif "lazy_used" in fields and settings.makes_pixels_here():
             source, ops = made_here(*_source_and_ops(fields))

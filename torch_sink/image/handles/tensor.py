@@ -234,7 +234,7 @@ HANDLES = (LazyTensor, LazyTVImage)
 
 
 def give_pixels(first: tuple[weakref.ref[Any], int] | None, source: Source, done: int) -> None:
-    """Gives the first view of an image the pixels that the first `done` of its calls made of the file.
+    """Gives the first view of an image, and its own first view, the pixels that `done` of its calls made of the file.
 
     Only where the program holds the view, nobody read its values, and this thread made it: another may be reading it.
     """
@@ -242,7 +242,9 @@ def give_pixels(first: tuple[weakref.ref[Any], int] | None, source: Source, done
     fields = vars(view) if isinstance(view, (*HANDLES, Image.Image)) else {}
     is_alone = not isinstance(view, HANDLES) or (view.lazy_base is None and not view.lazy_views)
     if is_alone and isinstance(fields.get("lazy_source"), EncodedSource):
-        fields["lazy_source"], fields["lazy_ops"] = made_here(source, fields["lazy_ops"][done:])
+        before = fields["lazy_ops"]
+        fields["lazy_source"], fields["lazy_ops"] = made_here(source, before[done:])
+        give_pixels(fields.pop("lazy_first", None), fields["lazy_source"], len(before) - len(fields["lazy_ops"]))
 
 
 def _is_last_of_its_memory(view: Any) -> bool:
