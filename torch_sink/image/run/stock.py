@@ -105,7 +105,7 @@ def _finish(pixels: list[Any], last_calls: tuple[Op, ...], target: torch.Tensor)
 
 
 def _stacked(pixels: list[Any], target: torch.Tensor) -> torch.Tensor:
-    """Sources of images, or tensors, in the shape of `target`: in a new tensor where it has another dtype."""
+    """Sources of images, or tensors, in the shape of `target`: in `target` itself, or in a new tensor of their dtype."""
     if isinstance(pixels[0], torch.Tensor):
         return torch.stack(pixels, out=target if pixels[0].dtype == target.dtype else None)
     count, channels, height, width = target.shape
@@ -120,20 +120,20 @@ def decoded_once(images: Sequence[Any]) -> list[tuple[Source, tuple[Op, ...]]]:
     Files with several views are decoded here, once; calls with which several of them begin run here as well.
     """
     found: list[tuple[Source, tuple[Op, ...]]] = [(image.lazy_source, image.lazy_ops) for image in images]
-    views: dict[Any, list[int]] = {}
+    of_source: dict[int, list[int]] = {}
     for at, (source, _) in enumerate(found):
         if not isinstance(source, FinishedSource):
-            views.setdefault(id(source), []).append(at)
-    groups = [*views.values()]
+            of_source.setdefault(id(source), []).append(at)
+    groups = [*of_source.values()]
     while groups:
         if len(group := groups.pop()) > 1:
             source, together = found[group[0]][0], zip(*(found[at][1] for at in group), strict=False)
             common = [calls[0] for calls in itertools.takewhile(lambda calls: len({*calls}) == 1, together)]
             with executing():
                 made = source_of(replayed(source, common), source.path)
-            views = {}
+            by_next_call: dict[tuple[Op, ...], list[int]] = {}
             for at in group:
                 found[at] = made, found[at][1][len(common) :]
-                views.setdefault(found[at][1][:1], []).append(at)
-            groups += [alike for calls, alike in views.items() if calls]
+                by_next_call.setdefault(found[at][1][:1], []).append(at)
+            groups += [alike for next_call, alike in by_next_call.items() if next_call]
     return found
