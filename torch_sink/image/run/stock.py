@@ -105,7 +105,7 @@ def _finish(pixels: list[Any], last_calls: tuple[Op, ...], target: torch.Tensor)
 
 
 def _stacked(pixels: list[Any], target: torch.Tensor) -> torch.Tensor:
-    """Sources of images, or tensors, in the shape of `target`: in `target` itself, or in a new tensor of their dtype."""
+    """Sources of images, or tensors, in the shape of `target`: in `target`, or in a new tensor of their own dtype."""
     if isinstance(pixels[0], torch.Tensor):
         return torch.stack(pixels, out=target if pixels[0].dtype == target.dtype else None)
     count, channels, height, width = target.shape
