@@ -44,6 +44,14 @@ def _without_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
 
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    """A JPEG file of 60 x 50 pixels."""
+    path = tmp_path / "image.jpg"
+    path.write_bytes(encoded(60, 50, 1))
+    return path
+
+
 TAILS: dict[str, Transform] = {
     "ToTensor": v1.ToTensor(),
     "PILToTensor": v1.PILToTensor(),
@@ -123,16 +131,14 @@ def test_small_images_are_converted_and_normalized_together(tail: str) -> None:
 
 
 @pytest.mark.parametrize("module", [v1, v2])
-def test_views_of_a_file_decode_it_once(module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "image.jpg"
-    path.write_bytes(encoded(60, 50, 1))
+def test_views_of_a_file_decode_it_once(module: Any, photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = [] if module is v1 else [v2.ToImage()]
     last = [v1.ToTensor()] if module is v1 else [_SCALED]
     view = module.Compose([*first, module.RandomResizedCrop(20), module.RandomHorizontalFlip(), *last])
 
     def batch() -> list[torch.Tensor]:
         torch.manual_seed(3)
-        images = [default_loader(path) for _ in range(2)]
+        images = [default_loader(photo) for _ in range(2)]
         views: list[torch.Tensor] = default_collate([[view(image) for _ in range(6)] for image in images])
         return views
 
@@ -148,15 +154,13 @@ def test_views_of_a_file_decode_it_once(module: Any, tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("kind", ["FiveCrop", "TenCrop"])
 @pytest.mark.parametrize("resize", [[], [v1.Resize(30)]], ids=["whole", "resized"])
 def test_crops_of_a_file_open_it_once(
-    module: Any, kind: str, resize: list[Transform], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    module: Any, kind: str, resize: list[Transform], photo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "image.jpg"
-    path.write_bytes(encoded(60, 50, 1))
     crops = v1.Compose([*resize, getattr(module, kind)(20), v1.Lambda(_stack)])
-    expected, opened, opens = crops(default_loader(path)), [], EncodedSource.open
+    expected, opened, opens = crops(default_loader(photo)), [], EncodedSource.open
     monkeypatch.setattr(EncodedSource, "open", lambda source: opened.append(source) or opens(source))
     with torch_sink.image_backend("device", device="cpu"):
-        assert_same_bits(crops(default_loader(path)), expected)
+        assert_same_bits(crops(default_loader(photo)), expected)
     assert len(opened) == 1
 
 
@@ -170,25 +174,20 @@ def test_crops_of_a_file_open_it_once(
     ],
 )
 def test_ten_crops_of_a_tensor_flip_it_once(
-    name: str, first: list[Transform], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, first: list[Transform], photo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "image.jpg"
-    path.write_bytes(encoded(60, 50, 1))
     ten_crop = (v1 if name.startswith("v1") else v2).TenCrop(20, vertical_flip=".v" in name)
     crops = v1.Compose([*first, ten_crop, v1.Lambda(torch.stack)])
-    expected, flipped, flip = crops(default_loader(path)), [], STOCK[name]
+    expected, flipped, flip = crops(default_loader(photo)), [], STOCK[name]
     monkeypatch.setitem(STOCK, name, lambda image: flipped.append(image) or flip(image))
     with torch_sink.image_backend("device", device="cpu"):
-        assert_same_bits(crops(default_loader(path)), expected)
+        assert_same_bits(crops(default_loader(photo)), expected)
     assert len(flipped) == 1
 
 
-def test_views_of_crops_of_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "image.jpg"
-    path.write_bytes(encoded(60, 50, 1))
-
+def test_views_of_crops_of_a_file(photo: Path) -> None:
     def views() -> list[torch.Tensor]:
-        image = default_loader(path)
+        image = default_loader(photo)
         crop = image.crop((3, 4, 43, 34))
         tensor = v1.functional.to_tensor(crop)
         others = [image.crop((0, 0, 30, 20)), crop.resize((9, 8)), crop.crop((5, 6, 20, 20)), crop, image]
@@ -200,22 +199,18 @@ def test_views_of_crops_of_a_file(tmp_path: Path) -> None:
             assert_same_bits(made, wanted)
 
 
-def test_files_that_stock_code_opens_are_pillows(tmp_path: Path) -> None:
-    path = tmp_path / "image.jpg"
-    path.write_bytes(encoded(60, 50, 1))
+def test_files_that_stock_code_opens_are_pillows(photo: Path) -> None:
     with torch_sink.image_backend("device", device="cpu"):
-        with executing(), Image.open(path) as image:
+        with executing(), Image.open(photo) as image:
             assert type(image) is JpegImageFile
-        with Image.open(path) as image:
+        with Image.open(photo) as image:
             assert type(image) is not JpegImageFile
 
 
-def test_views_after_the_values_of_the_first_were_read(tmp_path: Path) -> None:
-    path = tmp_path / "image.jpg"
-    path.write_bytes(encoded(60, 50, 1))
-    stock = default_loader(path)
+def test_views_after_the_values_of_the_first_were_read(photo: Path) -> None:
+    stock = default_loader(photo)
     with torch_sink.image_backend("device", device="cpu"):
-        image = default_loader(path)
+        image = default_loader(photo)
         first = v1.functional.to_tensor(image)
         assert first.numpy().max() <= 1
         for box in [(0, 0, 20, 20), (0, 0, 20, 30), (5, 5, 40, 40)]:

@@ -67,7 +67,10 @@ def _gaussian_blur(family: str, handle: Any, kernel_size: Any, sigma: Any = None
     return handle.record(Op(f"{family}.gaussian_blur", (tuple(kernel_size), tuple(sigma))))
 
 
-_PLANE: dict[str, Any] = {"v1": F_tensor._get_gaussian_kernel2d, "v2": v2_misc._get_gaussian_kernel2d}
+_PLANE: dict[str, Callable[..., torch.Tensor]] = {
+    "v1": F_tensor._get_gaussian_kernel2d,
+    "v2": v2_misc._get_gaussian_kernel2d,
+}
 _STOCK = stock_of("gaussian_blur")
 _SCALE = 2.0**100
 

@@ -197,11 +197,12 @@ def compose_v1(stock: Callable[..., Any], compose: Any, img: Any) -> Any:
 
 def compose_v2(stock: Callable[..., Any], compose: Any, *inputs: Any) -> Any:
     """For `v2.Compose.forward`."""
-    only = inputs[0] if len(inputs) == 1 else None
-    if not inputs or not compose.transforms or isinstance(only, torch.Tensor):
+    if not inputs or not compose.transforms:
         return stock(compose, *inputs)
-    is_image = isinstance(only, Image.Image)
-    return _run(compose.transforms, only) if is_image else run_on_sample(compose.transforms, inputs)
+    if len(inputs) == 1 and isinstance(inputs[0], (Image.Image, torch.Tensor)):
+        is_pillow = isinstance(inputs[0], Image.Image)
+        return _run(compose.transforms, inputs[0]) if is_pillow else stock(compose, *inputs)
+    return run_on_sample(compose.transforms, inputs)
 
 
 def alone(stock: Callable[..., Any], transform: Any, img: Any) -> Any:

@@ -96,6 +96,9 @@ class Draft:
         kind = LazyTVImage if as_tv_image else LazyTensor
         return Draft(self.origin, (*self.ops, op), self.lazy_shape, kind, dtype)
 
+    def as_pure_tensor(self) -> Draft:
+        return Draft(self.origin, self.ops, self.lazy_shape, LazyTensor, self.lazy_dtype)
+
     @property
     def changes_in_place(self) -> bool:
         """Whether a call in place can be recorded."""

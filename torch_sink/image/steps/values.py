@@ -48,8 +48,7 @@ def _to_image(transform: Any, draft: Draft) -> Any:
 @step(v2.ToPureTensor, calls="pil_to_tensor to_image", takes_samples=True)
 def _to_pure_tensor(transform: Any, draft: Draft) -> Any:
     draft.moves = {}
-    is_tv_image = draft.kind is LazyTVImage
-    return Draft(draft.origin, draft.ops, draft.lazy_shape, LazyTensor, draft.lazy_dtype) if is_tv_image else draft
+    return draft.as_pure_tensor() if draft.kind is LazyTVImage else draft
 
 
 _convert, _convert_v2 = recorder("v1.convert_image_dtype"), recorder("v2.to_dtype")
