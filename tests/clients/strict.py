@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import importlib
 import json
 import multiprocessing
@@ -75,7 +76,11 @@ def train(client: Client, photos: Path, folder: Path, row: dict[str, str]) -> tu
 
 
 def left_since(before: dict[str, set[Any]], seconds: float = 5.0) -> dict[str, list[str]]:
-    """What is there and was not, once it has had time to end; named without what differs from run to run."""
+    """What is there and was not, once it has had time to end; named without what differs from run to run.
+
+    Some libraries' iterators are cycles, with stock code too; when Python would collect them is chance.
+    """
+    gc.collect()
     deadline = time.monotonic() + seconds
     while left := {kind: more for kind, now in traces().items() if (more := now - before[kind])}:
         if time.monotonic() > deadline:

@@ -36,6 +36,7 @@ CHOSEN = {
     ),
     "test_jpeg_entropy.py": ("test_jpeg_entropy",),
     "test_kernel_filters.py": ("test_named_kernels", "test_random_kernels", "test_small_images"),
+    "test_parity.py": ("test_a_tile_that", "test_pixels_that"),
 }
 LAUNCHED = re.compile(r"^launched (\w+) \d+ times$", re.MULTILINE)
 
