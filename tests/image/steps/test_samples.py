@@ -104,6 +104,7 @@ MOVES: dict[str, Callable[[], list[Any]]] = {
     "containers": lambda: [v2.RandomApply([v2.RandomHorizontalFlip(), v2.RandomCrop(20)]), v2.Compose([v2.Pad(3), v2.RandomCrop(18)]),
                            v2.RandomChoice([v2.RandomCrop(9), v2.CenterCrop(11)]), *VALUES],
     "pure": lambda: [v2.Pad(1), v2.PILToTensor(), v2.RandomHorizontalFlip(), v2.Resize(9), v2.ToDtype(torch.float32)],
+    "pure beside a Pillow image": lambda: [v2.Pad(1), v2.ToPureTensor(), v2.RandomHorizontalFlip(), v2.RandomCrop(20), *VALUES],
     "perspectives": lambda: [v2.RandomPerspective(p=1.0, fill={tv_tensors.Mask: 9, "others": 3}), v2.RandomZoomOut(5, p=1.0), *VALUES],
     "elastic": lambda: [v2.ElasticTransform(20.0, 1.0, v2.InterpolationMode.NEAREST), *VALUES, v2.ElasticTransform(sigma=1.0)],
     "sizes": lambda: [v2.ScaleJitter((40, 30)), v2.RandomShortestSize([18, 25], 30), v2.RandomResize(14, 30), *VALUES],

@@ -33,13 +33,13 @@ class Sample:
                 self.place, self.image = at, draft_of(leaf)
             elif type(leaf) not in _MOVED and type(leaf) not in _KEPT:
                 self.place, self.image = len(self.leaves), None
-        self.moved = [at for at, leaf in enumerate(self.leaves) if type(leaf) in _MOVED]
-        self.agrees = self._has_one_size()
+        self._find_moved()
 
-    def _has_one_size(self) -> bool:
-        """True where the image is a draft and all masks, boxes and points have its size; stock code may raise else."""
+    def _find_moved(self) -> None:
+        """Finds masks, boxes and points. They agree where all have the size of a draft; stock code may raise else."""
+        self.moved = [at for at, leaf in enumerate(self.leaves) if type(leaf) in _MOVED]
         size = tuple(self.image.lazy_shape[1:]) if type(self.image) is Draft else None
-        return all(_size_of(self.leaves[at]) == size for at in self.moved)
+        self.agrees = all(_size_of(self.leaves[at]) == size for at in self.moved)
 
     def takes(self, transform: Any) -> bool:
         """Runs the step of a transform on the sample; returns False where the transform itself has to be called."""
@@ -58,7 +58,7 @@ class Sample:
                 is_resized = type(transform) in _RESIZES and type(made) is Draft and type(leaf) is tv_tensors.Mask
                 moved = _resized_mask(leaf, draft.moves, made.lazy_shape[1:]) if is_resized else None
                 self.leaves[at] = transform.transform(leaf, draft.moves) if moved is None else moved
-            self.agrees = self._has_one_size()
+            self._find_moved()  # stock code makes plain tensors of some
         return True
 
     def inputs(self) -> Any:
