@@ -38,12 +38,23 @@ def command(process: psutil.Process) -> str:
         return "multiprocessing.resource_tracker"  # it has just ended: nothing is left of it
 
 
+def left_since(before: dict[str, set[Any]], seconds: float = 5.0) -> dict[str, set[Any]]:
+    """What this process holds and did not hold before, once it has had time to end.
+
+    Some libraries' iterators are cycles, with stock code too; when Python would collect them is chance.
+    """
+    gc.collect()
+    deadline = time.monotonic() + seconds
+    while left := {name: more for name, now in traces().items() if (more := now - before[name])}:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.01)
+    return left
+
+
 @contextmanager
 def nothing_left_behind(seconds: float = 5.0) -> Iterator[None]:
     before = traces()
     yield
-    gc.collect()
-    deadline = time.monotonic() + seconds
-    while left := {name: more for name, now in traces().items() if (more := now - before[name])}:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.01)
+    left = left_since(before, seconds)
+    assert not left, left

@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import importlib
 import json
 import multiprocessing
 import multiprocessing.util
 import re
 import sys
-import time
 import warnings
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,7 +20,7 @@ from typing import Any
 
 import psutil
 import torch
-from traces import command, traces
+from traces import command, left_since, traces
 
 import torch_sink
 
@@ -75,20 +73,6 @@ def train(client: Client, photos: Path, folder: Path, row: dict[str, str]) -> tu
         return losses, is_ours and torch_sink.fallback_report().has_recorded
 
 
-def left_since(before: dict[str, set[Any]], seconds: float = 5.0) -> dict[str, list[str]]:
-    """What is there and was not, once it has had time to end; named without what differs from run to run.
-
-    Some libraries' iterators are cycles, with stock code too; when Python would collect them is chance.
-    """
-    gc.collect()
-    deadline = time.monotonic() + seconds
-    while left := {kind: more for kind, now in traces().items() if (more := now - before[kind])}:
-        if time.monotonic() > deadline:
-            break
-        time.sleep(0.05)
-    return {kind: sorted(name_of(one) for one in more) for kind, more in left.items()}
-
-
 def name_of(trace: Any) -> str:
     text = command(psutil.Process(trace)) if isinstance(trace, int) else getattr(trace, "name", str(trace))
     return re.sub(r"(?<=/sem\.)\w+|\d+", "0", text)
@@ -114,7 +98,9 @@ def main(photos: str, folder: str, name: str, text: str) -> None:
     before = traces()
     losses, has_recorded = train(CLIENTS[name], Path(photos), Path(folder), row)
     warned = [json.loads(line) for line in texts.read_text().splitlines()]
-    ran = Ran(losses, warned, left_since(before), has_recorded)
+    # Named without what differs from run to run.
+    left = {kind: sorted(map(name_of, more)) for kind, more in left_since(before).items()}
+    ran = Ran(losses, warned, left, has_recorded)
     print(json.dumps({"program": name, **dataclasses.asdict(ran)}), flush=True)
 
 
