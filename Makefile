@@ -1,8 +1,11 @@
 # make demo          train a small network on JPEG files with stock PyTorch and with torch_sink, side by side
-# make test          the test-suite on the newest releases; make test-oldest: on the oldest supported ones
-# make test-core     what depends on the Python it runs on, in an environment of its own
+# make test          the test-suite; make test-oldest: on the oldest supported releases
+# make test-core     what depends on the Python and the torch it runs on, and the kernels compiled: PYTHON_CORE=python3.13
+#                    TORCH=2.12 make test-core chooses both, in an environment of their own
 # make test-slow     the soak tests
 # make test-clone    a bare clone runs: nothing installed, no .git, no home folder, no GPU
+# make suites        the tests of torchvision, Pillow, PyTorch and torchdata, stock and with torch_sink: SUITES=folder has them,
+#                    ONLY="torchvision Pillow:handles" runs some; writes docs/suites.md
 # make rehearsal     all of make gpu in a bare clone on a fake CUDA device, in minutes
 # make check         ruff and mypy
 # make docs          the pages as a site, in local/site; warnings and dead links are errors
@@ -18,32 +21,39 @@ PYTHON_OLDEST ?= $(PYTHON)
 PYTHON_CORE ?= $(PYTHON)
 VENV ?= .venv
 VENV_OLDEST ?= .venv-oldest
-VENV_CORE ?= .venv-core
+VENV_DEMO ?= $(if $(wildcard $(VENV)/.torch_sink_ready),$(VENV),.venv-demo)
+# A release of torch, such as 2.12; the newest one that pip finds if it is empty.
+TORCH ?=
+VENV_CORE ?= .venv-core$(if $(TORCH),-torch-$(TORCH))
 # Three test files at a time, on two cores: one of them often waits for time to pass.
-# A test that hangs, in C too, prints its stack after five minutes and ends the run: xdist would begin it again and again.
+# A test that takes ten minutes fails, and the others run. One that hangs in C, where no signal reaches it, prints its stack
+# after half an hour and ends the run: xdist would begin it again and again.
 PYTEST_FLAGS ?= -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 \
-    -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
+    --timeout=600 --timeout-method=signal -o faulthandler_timeout=1800 -o faulthandler_exit_on_timeout=true
 PART ?= all
 TRIAL ?=
 RESULTS ?= local/gpu
 DATA ?=
 DEMO_FLAGS ?=
+SUITES ?= $(wildcard ../shared/data/suites)
+ONLY ?=
 GPU_PYTHON ?= $(if $(wildcard $(VENV)/bin/python),$(VENV)/bin/python,$(PYTHON))
 
-# Triton 3.6 interprets kernels with NumPy before 2.4 only; compiled kernels do not care.
-OLDEST_RELEASES = torch==2.11.0 torchvision==0.26.0 triton==3.6.0 "numpy<2.4"
+# Triton up to 3.6 interprets kernels with NumPy before 2.4 only; compiled kernels do not care.
+OLDEST_RELEASES = torch==2.8.0 torchvision==0.23.0 triton==3.4.0 "numpy<2.4"
 
 ALL_EXTRAS = examples,test,third-party
 
-# Where Pythons differ: references that are counted, frames, fork beside threads, exit; and that all can be imported.
-CORE_TESTS = tests/project/test_packaging.py tests/cli/test_cli.py tests/test_messages.py \
+# Where Pythons and releases of torch differ: references that are counted, frames, fork beside threads, exit; that all can
+# be imported; and what Triton makes of the kernels.
+CORE_TESTS = tests/kernels/test_compile.py tests/project/test_packaging.py tests/cli/test_cli.py tests/test_messages.py \
     tests/image/operations/test_arithmetic.py tests/image/core/test_fallback.py tests/image/handles/test_shared_memory.py \
     tests/image/operations/test_tensor_methods.py tests/image/handles/test_lazy_image.py \
     tests/sink/test_left_open.py tests/sink/test_loader.py tests/sink/test_own_iterators.py tests/sink/resume/test_resume.py \
     tests/loop/test_step_loop.py tests/loop/test_checkpoint.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-oldest setup-core demo test test-oldest test-core test-slow test-clone rehearsal check docs \
+.PHONY: help setup setup-oldest setup-core demo test test-oldest test-core test-slow test-clone suites rehearsal check docs \
     gpu kernels report clean
 
 help:
@@ -55,14 +65,20 @@ $(VENV)/.torch_sink_ready: pyproject.toml
 $(VENV_OLDEST)/.torch_sink_ready: pyproject.toml
 	@BARE=1 .ci/make_environment "$(PYTHON_OLDEST)" "$(VENV_OLDEST)" $(ALL_EXTRAS) $(OLDEST_RELEASES)
 $(VENV_CORE)/.torch_sink_ready: pyproject.toml
-	@BARE=1 .ci/make_environment "$(PYTHON_CORE)" "$(VENV_CORE)" examples,test
+	@BARE=1 .ci/make_environment "$(PYTHON_CORE)" "$(VENV_CORE)" examples,test $(if $(TORCH),torch==$(TORCH).*)
+
+ifneq ($(VENV_DEMO),$(VENV))
+$(VENV_DEMO)/.torch_sink_ready: pyproject.toml
+	@BARE=1 BESIDE=1 .ci/make_environment "$(PYTHON)" "$(VENV_DEMO)" examples
+endif
 
 setup: $(VENV)/.torch_sink_ready
 setup-oldest: $(VENV_OLDEST)/.torch_sink_ready
 setup-core: $(VENV_CORE)/.torch_sink_ready
 
-demo: setup
-	$(VENV)/bin/python examples/demo/demo.py $(DEMO_FLAGS)
+# In the environment of the tests where it is ready. Elsewhere beside the packages of PYTHON: a torch that is there is used.
+demo: $(VENV_DEMO)/.torch_sink_ready
+	$(VENV_DEMO)/bin/python examples/demo/demo.py $(DEMO_FLAGS)
 
 test: setup
 	$(VENV)/bin/python -m pytest -m "not slow and not once_on_oldest" $(PYTEST_FLAGS)
@@ -72,13 +88,16 @@ test-oldest: setup-oldest
 	$(VENV_OLDEST)/bin/python -m pytest -m "not slow and not once" $(PYTEST_FLAGS) --ignore=tests/project/test_clone.py
 
 test-core: setup-core
-	$(VENV_CORE)/bin/python -m pytest -m "not slow" $(PYTEST_FLAGS) $(CORE_TESTS)
+	$(VENV_CORE)/bin/python -m pytest -m "not slow and not once_on_oldest" $(PYTEST_FLAGS) $(CORE_TESTS)
 
 test-slow: setup
-	$(VENV)/bin/python -m pytest -m slow $(PYTEST_FLAGS) -n 0 -o faulthandler_timeout=0
+	$(VENV)/bin/python -m pytest -m slow $(PYTEST_FLAGS) -n 0 --timeout=0 -o faulthandler_timeout=0
 
 test-clone: setup-oldest
 	$(VENV_OLDEST)/bin/python -m pytest tests/project/test_clone.py
+
+suites: setup
+	$(VENV)/bin/python tests/suites/run.py $(if $(SUITES),--folder "$(SUITES)") $(if $(ONLY),--only $(ONLY))
 
 # As on a GPU machine: the oldest releases beside NumPy's newest.
 rehearsal: setup-oldest

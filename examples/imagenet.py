@@ -163,9 +163,9 @@ def main(options: Sequence[str] | None = None) -> None:
     callbacks: list[torch_sink.Callback] = [
         torch_sink.ModelCheckpoint(arguments.model, arguments.output, config),
         torch_sink.Evaluation(val_loader, metrics={"accuracy", "top5"}, ema=True),
+        torch_sink.LossMonitor(per_print_times=arguments.steps_per_sync),
+        torch_sink.TimeMonitor(),
     ]
-    if is_first:
-        callbacks += [torch_sink.LossMonitor(per_print_times=arguments.steps_per_sync), torch_sink.TimeMonitor()]
     resumed = loop.resume(arguments.output, train_loader) if arguments.resume else 0
     if is_first and resumed:
         print(f"resumed at step {resumed}")

@@ -95,7 +95,7 @@ def main() -> None:
         clip_grad_norm=1.0,
     )
     loader = make_loader(data, arguments.batch_size, arguments.workers)
-    callbacks: list[torch_sink.Callback] = [torch_sink.LossMonitor()] if distributed.get_rank() == 0 else []
+    callbacks: list[torch_sink.Callback] = [torch_sink.LossMonitor()]  # on every rank; rank 0 prints
     if arguments.directory:
         resumed = loop.resume(arguments.directory, loader)
         config = torch_sink.CheckpointConfig(save_checkpoint_steps=arguments.checkpoint_steps)

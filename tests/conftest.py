@@ -7,6 +7,8 @@ import gc
 import os
 import random
 import signal
+import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,10 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data._utils
+import warm
 from odd_photos import write_odd_photos
+
+warm.prepare()
 
 # These files keep a core busy longest: begun last, they would be all that runs.
 LONGEST = (
@@ -47,9 +52,28 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files go in the order of their names, but for the longest."""
+    """Files go in the order of their names, but for the longest. Marks come before pytest selects by them."""
     items.sort(key=lambda item: not item.path.as_posix().endswith(LONGEST))
+    share_out(items)
+
+
+def share_out(items: list[pytest.Item]) -> None:
+    """Of a test marked `halved`, one half of the cases is left to the newest releases, the other to the oldest.
+
+    Which, is drawn by their names: where parameters are multiplied, each half has every value of each.
+    """
+    cases: dict[tuple[Path, str], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        is_elsewhere = any(item.get_closest_marker(name) for name in ("slow", "once", "once_on_oldest"))
+        if item.get_closest_marker("halved") and hasattr(item, "callspec") and not is_elsewhere:
+            cases[item.path, item.name.partition("[")[0]].append(item)
+    for (_, name), drawn in cases.items():
+        drawn.sort(key=lambda item: zlib.crc32(item.name.encode()))
+        first = zlib.crc32(name.encode())
+        for number, item in enumerate(drawn if len(drawn) > 1 else [], first):
+            item.add_marker("once" if number % 2 else "once_on_oldest")
 
 
 def pytest_collection_finish() -> None:

@@ -67,6 +67,8 @@ def collate_recorded(*sizes: tuple[int, int]) -> None:
 
 
 def deliver(make: Callable[[int], Any], backend: str = "PIL", **options: Any) -> None:
+    if options.get("num_workers"):  # functions inside of functions cannot be sent to workers of another kind
+        options = {"multiprocessing_context": "fork", **options}
     with torch_sink.image_backend(backend), SinkLoader(DataLoader(Samples(make), 2, **options)) as loader:
         list(loader)
 
@@ -454,6 +456,104 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Any, str]] = {
         TypeError,
         "StepLoop.run got an argument without a name that needs one: epochs=, callbacks=",
     ),
+    "metrics without a name": (
+        lambda: loop().evaluate(BATCHES, {"accuracy"}),
+        TypeError,
+        "StepLoop.evaluate got an argument without a name that needs one: metrics=, forward=, ema=",
+    ),
+    "metric= instead of metrics=": (
+        lambda: loop().evaluate(BATCHES, metric={"accuracy"}),
+        TypeError,
+        "StepLoop.evaluate has no argument 'metric'; did you mean metrics=",
+    ),
+    "metrics of an evaluation as text": (
+        lambda: loop().evaluate(BATCHES, metrics="accuracy"),
+        TypeError,
+        "metrics is a str; pass a set of names",
+    ),
+    "callbacks of an evaluation": (
+        lambda: loop().evaluate(BATCHES, callbacks=[]),
+        TypeError,
+        r"it belongs to a training: StepLoop\(...\).run\(",
+    ),
+    "a forward that is no function": (lambda: loop().evaluate(BATCHES, forward=3), TypeError, "forward is a int; pass a function of"),
+    "an average that is no flag": (lambda: loop().evaluate(BATCHES, ema=0.9), TypeError, "ema=0.9: pass True or False"),
+    "nothing to evaluate": (
+        lambda: loop().evaluate(),
+        TypeError,
+        r"StepLoop.evaluate needs loader; call it as StepLoop.evaluate\(loader\)",
+    ),
+    "a prefix without a name": (
+        lambda: loop().save("folder", BATCHES, "best"),
+        TypeError,
+        "StepLoop.save got an argument without a name that needs one: prefix=, about=",
+    ),
+    "a folder to save to, by another name": (
+        lambda: loop().save(path="folder"),
+        TypeError,
+        "StepLoop.save has no argument 'path'; pass directory=",
+    ),
+    "no folder": (lambda: loop().save(None), TypeError, "directory=None is a NoneType; pass the path of a folder"),
+    "the loader for the folder": (lambda: loop().resume(BATCHES, "folder"), TypeError, "is a list; pass the path of a folder"),
+    "a prefix with a folder": (lambda: loop().save("folder", prefix="a/b"), ValueError, "'a/b': pass a name without '/'"),
+    "a resume that must": (
+        lambda: loop().resume("folder", must_exists=True),
+        TypeError,
+        "StepLoop.resume has no argument 'must_exists'; did you mean must_exist=",
+    ),
+    "a resume that must, without a name": (
+        lambda: loop().resume("folder", BATCHES, True),
+        TypeError,
+        "StepLoop.resume got an argument without a name that needs one: must_exist=",
+    ),
+    "an unknown argument of predict": (
+        lambda: loop().predict(BATCHES[0][0], averaged=True),
+        TypeError,
+        "StepLoop.predict has no argument 'averaged'; its arguments are ema",
+    ),
+    "predict of Model with a name": (
+        lambda: model().predict(images=BATCHES[0][0]),
+        TypeError,
+        "Model.predict has no argument 'images'; it takes none with a name",
+    ),
+    "too much to evaluate": (
+        lambda: model().eval(BATCHES, [], True, None),
+        TypeError,
+        "Model.eval got 4 arguments; its arguments are valid_dataset, callbacks, dataset_sink_mode",
+    ),
+    "a loader twice": (
+        lambda: Model(network(), loss_of).train(1, BATCHES, epoch=2),
+        TypeError,
+        "Model.train got epoch twice, by its place and by its name; pass it once",
+    ),
+    "a size by another name": (
+        lambda: torch_sink.data_sink(print, BATCHES, size=3),
+        TypeError,
+        "data_sink has no argument 'size'; pass sink_size=",
+    ),
+    "a level of jit by its place": (
+        lambda: torch_sink.jit(print, "O1"),
+        TypeError,
+        "jit got an argument without a name that needs one: jit_level=, fullgraph=, dynamic=",
+    ),
+    "a patience of text": (lambda: torch_sink.EarlyStopping(patience="3"), TypeError, "patience='3' is a str; pass an int"),
+    "the scale of a scaler as text": (
+        lambda: torch_sink.amp.StaticLossScaler("128"),
+        TypeError,
+        "scale_value='128' is a str; pass a number",
+    ),
+    "a scheduler that is stepped twice": (
+        lambda: (twice := scheduled(lambda o: torch.optim.lr_scheduler.StepLR(o, 1))).run(
+            BATCHES, callbacks=[torch_sink.LambdaCallback(on_train_step_end=lambda context: twice.scheduler.step())]
+        ),
+        torch_sink.SinkError,
+        r"stepped the scheduler, and the loop steps it too, after each update.*remove scheduler.step\(\)",
+    ),
+    "a result that does not tell what is better": (
+        lambda: loop().run(BATCHES, callbacks=[torch_sink.EarlyStopping("f1")]),
+        ValueError,
+        "monitor='f1': the name does not tell.*pass mode='min' or mode='max'",
+    ),
     "a loader to evaluate on, of Model": (
         lambda: Model(network(), loss_of).train(1, BATCHES, val_loader=BATCHES),
         TypeError,
@@ -483,7 +583,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "a schedule for fewer steps": (
         lambda: scheduled(lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=3)).run(BATCHES),
         ValueError,
-        r"step 4.*total_steps is epochs x len\(loader\)",
+        r"step 4.*total_steps is epochs x ceil\(len\(loader\) / accumulate\)",
     ),
     "a folder for checkpoints, by another name": (
         lambda: torch_sink.ModelCheckpoint(dirpath="checkpoints"),
@@ -634,7 +734,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "a checkpoint of another optimizer": (
         resume_with_another_optimizer,
         ValueError,
-        "another optimizer than AdamW: it has no betas, eps; make the loop with the optimizer of the run",
+        "nothing of it was loaded: saved with the optimizer SGD, and this loop has AdamW; make the loop as it was made then",
     ),
     "a file instead of a folder": (lambda: loop().resume(__file__), NotADirectoryError, "is a file; pass the directory"),
     # Model

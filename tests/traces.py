@@ -19,10 +19,12 @@ def traces() -> dict[str, set[Any]]:
     helpers = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # Python keeps them until it ends
     me = psutil.Process()
     workers = [one.pid for one in me.children(recursive=True) if not any(name in command(one) for name in helpers)]
+    # That of a real device is none of Python's, and stays as well.
+    threads = {one for one in threading.enumerate() if one.name != "autograd of the fake device"}
     segments = {one.path for one in me.memory_maps() if "/dev/shm" in one.path or "memfd" in one.path}
     return {
         "processes": set(workers),
-        "threads": set(threading.enumerate()),
+        "threads": threads,
         "open files": {one.path for one in me.open_files()},
         "segments": segments,
         "temporary files": {

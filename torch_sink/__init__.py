@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-from torch_sink import amp, loop
+from torch_sink import amp, loop, releases
 from torch_sink.damage.report import DecodeReport, decode_report
 from torch_sink.errors import (
     DecodeError,
@@ -74,3 +74,7 @@ def __getattr__(name: str) -> object:
     if name not in _LATER:
         raise AttributeError(f"module 'torch_sink' has no attribute {name!r}")
     return getattr(import_module(_LATER[name]), name)
+
+
+releases.check_python()
+releases.warn_of_newer()

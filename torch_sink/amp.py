@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from torch_sink.common.arguments import check_choice
-from torch_sink.loop.step.precision import LEVELS, FullPrecision, Precision, PrecisionForward, make_precision
+from torch_sink.common.arguments import check_bool, check_choice, explains_wrong_calls
+from torch_sink.loop.step.precision import LEVELS, FullPrecision, Level, Precision, PrecisionForward, make_precision
 from torch_sink.loop.step.scaler import DynamicLossScaler, StaticLossScaler, all_finite, grads_finite
 
 __all__ = [
@@ -43,9 +43,10 @@ def get_black_list() -> list[type[nn.Module]]:
     return list(_BLACK_LIST)
 
 
+@explains_wrong_calls()
 def auto_mixed_precision(
     model: nn.Module,
-    amp_level: str = "O0",
+    amp_level: Level = "O0",
     dtype: torch.dtype = torch.bfloat16,
     *,
     keep_batchnorm_fp32: bool | None = None,
@@ -68,6 +69,8 @@ def auto_mixed_precision(
     """
     _check(model, dtype)
     check_choice("amp_level", amp_level, LEVELS)
+    if keep_batchnorm_fp32 is not None:
+        check_bool("keep_batchnorm_fp32", keep_batchnorm_fp32)
     if amp_level == "O0":
         return model
     level = "O1" if amp_level == "auto" else amp_level
@@ -76,6 +79,7 @@ def auto_mixed_precision(
     return model
 
 
+@explains_wrong_calls()
 def custom_mixed_precision(
     model: nn.Module,
     *,

@@ -100,7 +100,7 @@ _HINTS = {
     r"utils/data/_utils/collate\.py(.|\n)*NoneType": _NONE,
     (
         r"(?s)^(?!.*(not one sample|cannot be told)).*(cannot identify image file|cannot decode "
-        r"|image file is truncated|broken data stream"
+        r"|image file is truncated|broken data stream|\nfile: "
         r"|No such file or directory: [^\n]*\.(jpe?g|png|webp|gif|bmp|tiff?)')"
     ): (
         "repair the file, or leave out samples whose files are missing or broken by "
@@ -147,7 +147,7 @@ _HINTS = {
     ),
     r"Tried to step \d+ times. The specified number of total steps is": (
         "the schedule is shorter than the run: with schedule='step' it counts updates, so that total_steps is epochs x "
-        "len(loader), divided by accumulate"
+        "ceil(len(loader) / accumulate)"
     ),
     r"size mismatch for [\w.]+: copying a param": (
         "the checkpoint is of another model: build the model with the arguments of the run that saved it"
@@ -165,8 +165,8 @@ def add_note(error: BaseException, text: str) -> None:
 
 def add_hints(error: BaseException) -> None:
     """Adds a note that says what to do, if the error is that of a common mistake."""
-    text = "".join([*traceback.format_tb(error.__traceback__), str(error)])
+    text = "\n".join([*traceback.format_tb(error.__traceback__), str(error), *getattr(error, "__notes__", ())])
     for pattern, advice in _HINTS.items():
         # An error of a data worker has the worker's notes in its message.
-        if re.search(pattern, text) and advice not in "".join([text, *getattr(error, "__notes__", ())]):
+        if re.search(pattern, text) and advice not in text:
             add_note(error, advice)

@@ -66,7 +66,8 @@ def device_waits(report: Callable[[], None]) -> Iterator[None]:
     """Calls `report()` whenever torch's sync debug mode sees this thread wait for the device.
 
     The mode holds for the whole process, in which producers and loaders may wait. So it is set to warn, and only the
-    warnings of this thread count. An exception of `report` is raised at the line that waits. If the user has set the
+    warnings of this thread count. Its backward passes run in it too, not in a thread that autograd has for the device,
+    so that what waits there is seen. An exception of `report` is raised at the line that waits. If the user has set the
     mode, it keeps its effect and nothing is reported.
     """
     global _mode_is_ours
@@ -81,7 +82,7 @@ def device_waits(report: Callable[[], None]) -> Iterator[None]:
         elif here.report is not None and not here.allowances:
             here.report()
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), torch.autograd.set_multithreading_enabled(False):
         warnings.filterwarnings("always", message=_WAITS)
         warnings.showwarning = note  # type: ignore[assignment]
         here.report, _mode_is_ours = report, True

@@ -78,4 +78,4 @@ UNUSED_CODE = 2  # bits without a code, or an invalid Huffman table
 RUN_TOO_LONG = 4  # more than 64 coefficients in a block
 DATA_MISSING = 8  # fewer blocks than the header says
 DATA_LEFT = 16  # at least a whole byte after the last block
-NOT_CONVERGED = 32  # wrong entries of lanes after the last round
+NOT_CONVERGED = 32  # a lane with a wrong entry, which only a fault of the kernels leaves

@@ -100,7 +100,7 @@ class Launcher:
         device = triton.runtime.driver.active.get_current_device()
         # One kernel takes all numbers that fit into its type: those of a batch, such as its lanes, make no new key.
         fit = [-(1 << 31) <= number < 1 << 31 for number in numbers]
-        mode = knobs.compilation.instrumentation_mode
+        mode = getattr(knobs.compilation, "instrumentation_mode", "")  # from Triton 3.5 on
         key = (device, knobs.runtime.debug, mode, *fit, *constants, *map(_DTYPE, tensors))
         if torch.version.hip is None:
             return key

@@ -15,7 +15,7 @@ class LaneShape(NamedTuple):
 
     bits: int  # bits of a lane, a power of two
     warm_up_bits: int  # how many bits before its first one a lane begins to decode
-    rounds: int  # rounds of corrections
+    rounds: int  # rounds of corrections for all files at once; whoever needs more goes on alone
 
 
 class TileShape(NamedTuple):
@@ -27,10 +27,12 @@ class TileShape(NamedTuple):
     columns: int
 
 
-# Long lanes waste less on synchronization, short ones fill a device with few images. The rounds suffice for 99 of 100
-# photographs; the others are decoded elsewhere.
-LANE_SHAPES = (LaneShape(1024, 512, 32), LaneShape(2048, 512, 16), LaneShape(4096, 1024, 8))
-ENOUGH_LANES = 50_000
+# Long lanes waste less on synchronization, short ones fill a device with few images. After the rounds most photographs
+# have no wrong lane, and the others few: docs/inside/jpeg.md has the counts.
+LANE_SHAPES = (LaneShape(1024, 512, 16), LaneShape(2048, 512, 8), LaneShape(4096, 1024, 4))
+# Encoded bytes of a batch from which on each is chosen. The longest waste no less than the middle ones, so they are for
+# batches that keep a large device busy all the same: about 130,000 lanes. `make gpu` times all three.
+LEAST_BYTES = (0, 50_000 * 2048 // 8, 130_000 * 4096 // 8)
 # The interpreter takes time for each symbol of a lane, whatever the number of lanes.
 INTERPRETED_LANE_SHAPE = LaneShape(256, 512, 64)
 
@@ -54,8 +56,7 @@ def choose_lane_shape(stream_bytes: int) -> LaneShape:
     """Choose the lanes for a batch with so many bytes, stuffed or not."""
     if are_interpreted():
         return INTERPRETED_LANE_SHAPE
-    fitting = [shape for shape in LANE_SHAPES if 8 * stream_bytes >= shape.bits * ENOUGH_LANES]
-    return max(fitting, default=LANE_SHAPES[0])
+    return [shape for shape, least in zip(LANE_SHAPES, LEAST_BYTES, strict=True) if stream_bytes >= least][-1]
 
 
 def lane_count(segment_bytes: Any, lane_bits: int) -> Any:

@@ -1,167 +1,172 @@
-"""Draw what each sink removes: four timelines of one training loop, on a slow device that this script pretends to have.
+"""Draw what each sink removes: four schedules of one training loop, computed from stated costs.
 
     python docs/made_by/sink_pictures.py            # writes sinks.png and sinks_dark.png below docs/images
 
-The loaders, workers and the SinkLoader are real. The device is two threads that take a stated time for each copy and
-each kernel; a launch costs the host a stated time. On a machine with a GPU, `torch_sink.timeline` shows a real one.
+Nothing runs and nothing is measured: kernels run in the order of their launches, each once it is launched and the one
+before has ended. On a machine with a GPU, `torch_sink.timeline` shows a real run.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
-import queue
-import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-import torch
 from PIL import Image, ImageDraw, ImageFont
-from torch.utils.data import DataLoader, Dataset
-
-import torch_sink
-from torch_sink.sink.slots import Slots
-from torch_sink.tracing import _active
-from torch_sink.tracing.spans import DARK, LIGHT, Span, SpanLog, write_picture
+from PIL.PngImagePlugin import PngInfo
 
 IMAGES = Path(__file__).resolve().parents[1] / "images"
-# Milliseconds. A step is many small kernels, as of a ResNet; a graph launches all of them at once.
-SAMPLE, COPY, KERNEL, LAUNCH = 1.0, 6.0, 0.25, 0.5
-KERNELS, BATCH, STEPS, WINDOW = 40, 16, 28, 120.0
-SINK = 8
-TITLES = (
-    "No sink: the host receives, copies, launches every kernel, and syncs at every step",
-    "Data sink: a thread keeps batches ready on the device",
-    "+ graph sink: one launch per step",
-    f"+ loop sink: one sync every {SINK} steps",
+# Microseconds: to receive and copy a batch, of a launch, and between the end of the last kernel and a sync's return.
+FETCH, LAUNCH, SYNC = 100.0, 8.0, 15.0
+# A step on the GPU: so many kernels, of so many microseconds each.
+KERNELS, KERNEL = 40, 5.0
+STEPS_PER_SYNC = 8
+STEPS = 3 * STEPS_PER_SYNC
+ASSUMED = (
+    f"a step of {KERNELS} kernels of {KERNEL:g} us, {LAUNCH:g} us of CPU time for each launch, {FETCH:g} us to receive "
+    f"and copy a batch, and {SYNC:g} us between the end of the last kernel and the return of a sync"
+)
+
+WINDOW = 900.0  # microseconds that are drawn
+# Pixels: large enough to be read where the picture is 400 pixels wide.
+WIDTH, LEFT, RIGHT, TYPE = 1200, 96, 1190, 40
+GPU_ROW, CPU_ROW, ROOM = 64, 34, 34
+GREEN, BROWN, BLUE = "#009E73", "#8C6239", "#0072B2"
+
+
+class Theme(NamedTuple):
+    """The colors that differ on white and on black pages. Idle differs from work in lightness, for every reader."""
+
+    back: str
+    ink: str
+    gpu_idle: str
+    cpu_idle: str
+
+
+LIGHT = Theme("#ffffff", "#222222", "#ffcfa8", "#e4e4e4")
+DARK = Theme("#1b1b1b", "#eeeeee", "#6b3a12", "#3a3a3a")
+
+
+class Sinks(NamedTuple):
+    """A training loop with some of the sinks.
+
+    Attributes:
+        title: above its rows.
+        has_batches: whether the next batch lies on the GPU when it is asked for (data sink).
+        is_graph: whether one launch is a whole step (graph sink).
+        steps_per_sync: above 1 with the loop sink.
+    """
+
+    title: str
+    has_batches: bool
+    is_graph: bool
+    steps_per_sync: int
+
+
+LOOPS = (
+    Sinks("No sink", False, False, 1),
+    Sinks("Data sink: batches are ready", True, False, 1),
+    Sinks("+ graph sink: one launch per step", True, True, 1),
+    Sinks(f"+ loop sink: one sync per {STEPS_PER_SYNC} steps", True, True, STEPS_PER_SYNC),
 )
 
 
-class Samples(Dataset[Any]):
-    """Each takes `SAMPLE` ms of a worker."""
+class Schedule(NamedTuple):
+    """When the GPU and the CPU work, as (begin, end) in microseconds, and when each sync returns."""
 
-    def __len__(self) -> int:
-        return BATCH * STEPS
+    gpu: list[tuple[float, float]]
+    cpu: list[tuple[float, float]]
+    syncs: list[float]
 
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        time.sleep(len(indices) * SAMPLE / 1e3)
-        return [torch.zeros(8) for _ in indices]
-
-
-class Stream:
-    """Does what is launched in order, in a thread; `lane` is where its work is drawn."""
-
-    def __init__(self, lane: str) -> None:
-        self.lane = lane
-        self.work: queue.Queue[tuple[str, float]] = queue.Queue()
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def _run(self) -> None:
-        while True:
-            name, milliseconds = self.work.get()
-            begin = time.perf_counter_ns()
-            time.sleep(milliseconds / 1e3)
-            if _active:
-                _active[-1].add(self.lane, name, begin, time.perf_counter_ns())
-            self.work.task_done()
-
-    def launch(self, name: str, milliseconds: float) -> None:
-        self.work.put((name, milliseconds))
-
-    def sync(self, name: str) -> None:
-        begin = time.perf_counter_ns()
-        self.work.join()
-        _active[-1].add("host", name, begin, time.perf_counter_ns(), True)
+    @property
+    def busy(self) -> float:
+        """The GPU's working part of the time between the first sync and the last one."""
+        begin, end = self.syncs[0], self.syncs[-1]
+        return sum(stop - start for start, stop in self.gpu if begin <= start < end) / (end - begin)
 
 
-def on_host(name: str, milliseconds: float) -> None:
-    begin = time.perf_counter_ns()
-    time.sleep(milliseconds / 1e3)
-    _active[-1].add("host", name, begin, time.perf_counter_ns())
+def schedule(sinks: Sinks, steps: int) -> Schedule:
+    """The first `steps` steps of a loop whose data workers keep up."""
+    made = Schedule([], [], [])
+    now = gpu_ends = 0.0
+
+    def work(microseconds: float) -> None:
+        nonlocal now
+        made.cpu.append((now, now + microseconds))
+        now += microseconds
+
+    for step in range(1, steps + 1):
+        if not sinks.has_batches:
+            work(FETCH)
+        for _ in range(1 if sinks.is_graph else KERNELS):
+            work(LAUNCH)
+            begin = max(now, gpu_ends)
+            gpu_ends = begin + (KERNELS * KERNEL if sinks.is_graph else KERNEL)
+            made.gpu.append((begin, gpu_ends))
+        if step % sinks.steps_per_sync == 0:
+            now = max(now, gpu_ends) + SYNC
+            made.syncs.append(now)
+    return made
 
 
-def launch_step(device: Stream, *, as_graph: bool) -> None:
-    """Kernels that are launched one by one run as they come; a graph's run back to back."""
-    if as_graph:
-        on_host("launch", LAUNCH)
-        device.launch("step", KERNELS * KERNEL)
-        return
-    for _ in range(4):
-        on_host("launch", LAUNCH * KERNELS / 4)
-        device.launch("kernels", KERNELS * KERNEL / 4)
+def busy_percentages() -> list[int]:
+    """How much of the time the GPU works, for each of `LOOPS`."""
+    return [round(100 * schedule(sinks, STEPS).busy) for sinks in LOOPS]
 
 
-def train(batches: Iterable[Any], device: Stream, copies: Stream | None, *, as_graph: bool, sink: int) -> None:
-    for number, _ in enumerate(batches, 1):
-        if copies is not None:
-            copies.launch("copy", COPY)
-            copies.sync("copy a batch")
-        launch_step(device, as_graph=as_graph)
-        if number % sink == 0:
-            device.sync("loss.item()" if sink == 1 else "all losses")
-
-
-def record(run: Callable[[], None]) -> list[Span]:
-    """The spans of `WINDOW` ms from the middle of a run, as of 0."""
-    with tempfile.TemporaryDirectory() as folder:
-        with torch_sink.timeline(Path(folder, "run.html")):
-            log: SpanLog = _active[-1]
-            run()
-            begin = (log.began + time.perf_counter_ns()) // 2
-            spans = log.collected()
-        end = begin + int(WINDOW * 1e6)
-        seen = [span for span in spans if span.end > begin and span.begin < end]
-        return [span._replace(begin=span.begin - begin, end=span.end - begin) for span in seen]
-
-
-def four_timelines() -> list[list[Span]]:
-    device, copies = Stream("device"), Stream("copy stream")
-    loader = DataLoader(Samples(), BATCH, num_workers=2)
-    found = [record(lambda: train(loader, device, copies, as_graph=False, sink=1))]
-    stock = Slots.fill
-
-    def fill(slots: Slots, slot: int, batch: Any) -> Any:
-        copies.launch("copy", COPY)
-        return stock(slots, slot, batch)
-
-    Slots.fill = fill
-    try:
-        for as_graph, sink in ((False, 1), (True, 1), (True, SINK)):
-            with torch_sink.SinkLoader(loader) as ready:
-                run = functools.partial(train, ready, device, None, as_graph=as_graph, sink=sink)
-                found.append(record(run))
-    finally:
-        Slots.fill = stock
-    return found
-
-
-def draw(timelines: list[list[Span]], path: Path, *, is_dark: bool) -> None:
-    pictures = []
-    with tempfile.TemporaryDirectory() as folder:
-        for title, spans in zip(TITLES, timelines, strict=True):
-            write_picture(Path(folder, "one.png"), spans, 0, int(WINDOW * 1e6), title, is_dark=is_dark)
-            pictures.append(Image.open(Path(folder, "one.png")).convert("RGB"))
-    note = (
-        f"Simulated device on a CPU: {KERNELS} kernels of {KERNEL} ms a step, {LAUNCH} ms a launch, "
-        f"{COPY:g} ms a copy, {SAMPLE} ms a sample in one of 2 workers, batches of {BATCH}."
+def describe() -> str:
+    """The picture's text for those who do not see it, and inside of the file."""
+    first, second, third, last = busy_percentages()
+    return (
+        f"Four timelines. The GPU is busy {first} % of the time with no sink, {second} % with the data sink, "
+        f"{third} % with the graph sink too, {last} % with all three"
     )
-    colors = DARK if is_dark else LIGHT
-    height = sum(picture.height for picture in pictures) + 30
-    whole = Image.new("RGB", (pictures[0].width, height), colors.back)
-    top = 0
-    for picture in pictures:
-        whole.paste(picture, (0, top))
-        top += picture.height
-    ImageDraw.Draw(whole).text((20, top + 4), note, colors.ink, ImageFont.load_default(size=16))
-    whole.quantize(64).save(path, optimize=True)
+
+
+def draw(path: Path, theme: Theme) -> None:
+    """The GPU's row comes first and is the taller one: it is the one that matters."""
+    panel = TYPE + 14 + GPU_ROW + 6 + CPU_ROW + ROOM
+    image = Image.new("RGB", (WIDTH, panel * len(LOOPS) + TYPE + 20), theme.back)
+    pen = ImageDraw.Draw(image)
+    pen.font = ImageFont.load_default(size=TYPE)
+
+    def row(name: str, top: int, height: int, idle: str, spans: list[tuple[str, float, float]]) -> None:
+        pen.text((LEFT - 10, top + height // 2), name, theme.ink, anchor="rm")
+        for color, begin, end in [(idle, 0.0, WINDOW), *spans]:
+            left, right = (LEFT + at / WINDOW * (RIGHT - LEFT) for at in (max(begin, 0), min(end, WINDOW)))
+            if left < right:
+                pen.rectangle((left, top, right - 1, top + height), color)
+
+    for number, (sinks, percent) in enumerate(zip(LOOPS, busy_percentages(), strict=True)):
+        made = schedule(sinks, STEPS)
+        # From the end of a sync on; where syncs are rare, one comes in the middle.
+        zero = made.syncs[0] - (WINDOW / 2 if sinks.steps_per_sync > 1 else 0)
+        top = panel * number
+        pen.text((LEFT, top), sinks.title, theme.ink)
+        pen.text((RIGHT, top), f"GPU busy {percent} %", GREEN, anchor="ra")
+        top += TYPE + 14
+        row("GPU", top, GPU_ROW, theme.gpu_idle, [(GREEN, begin - zero, end - zero) for begin, end in made.gpu])
+        works = [(BROWN, begin - zero, end - zero) for begin, end in made.cpu]
+        syncs = [(BLUE, at - SYNC - zero, at - zero) for at in made.syncs]
+        row("CPU", top + GPU_ROW + 6, CPU_ROW, theme.cpu_idle, works + syncs)
+
+    at, top = 10, panel * len(LOOPS)
+    legend = {
+        GREEN: "GPU works", theme.gpu_idle: "GPU idle",
+        BROWN: "CPU works", theme.cpu_idle: "waits", BLUE: "sync ends",
+    }  # fmt: skip
+    for color, says in legend.items():
+        pen.rectangle((at, top + 6, at + TYPE, top + 4 + TYPE), color)
+        pen.text((at + TYPE + 10, top), says, theme.ink)
+        at += TYPE + 10 + round(pen.textlength(says)) + 28
+    about = PngInfo()
+    about.add_text("Description", describe())
+    image.quantize(64).save(path, optimize=True, pnginfo=about)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=IMAGES, help="folder (default: %(default)s)")
-    folder, timelines = parser.parse_args().output, four_timelines()
-    draw(timelines, folder / "sinks.png", is_dark=False)
-    draw(timelines, folder / "sinks_dark.png", is_dark=True)
+    folder = parser.parse_args().output
+    draw(folder / "sinks.png", LIGHT)
+    draw(folder / "sinks_dark.png", DARK)

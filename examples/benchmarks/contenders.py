@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 
 import torch_sink
+from harness import Repeated, check_steps
 from loader import SideStream
 from torch_sink.cli.pipelines import CROP, MEAN, STD, build_pipeline
 
@@ -35,6 +35,9 @@ class Contender:
     def train(self, batches: Any, steps: int) -> None:
         """Train on the next batches of what `wrap` returned."""
         raise NotImplementedError
+
+    def check_latest(self) -> None:
+        """Raise ValueError if the steps of the latest call of `train` were not what is to be measured."""
 
     def discard(self, batches: Any, count: int) -> None:
         """Throw the next batches away. What is as fast as can be leaves nothing ready: then the workers' pace shows."""
@@ -135,6 +138,10 @@ class TorchSink(Contender):
         batches.batches_per_epoch = steps
         self.loop.run(batches)
 
+    def check_latest(self) -> None:
+        if self.device.type == "cuda":
+            check_steps(self.loop.history, "captured")
+
     def discard(self, batches: torch_sink.SinkLoader, count: int) -> None:
         batches.batches_per_epoch = count
         for _ in batches:
@@ -157,14 +164,14 @@ class Synthetic(TorchSink):
         images = images.to(self.device).contiguous(memory_format=torch.channels_last)
         batch = (images, labels.to(self.device))
         return torch_sink.SinkLoader(
-            lambda: itertools.repeat(batch), batches_per_epoch=1, device=self.device, memory_format=torch.channels_last
+            Repeated([batch]), batches_per_epoch=1, device=self.device, memory_format=torch.channels_last
         )
 
 
 # In the order in which they are measured, and after them the ceiling: where time ends, the others are there.
 CONTENDERS: dict[str, type[Contender]] = {
     "stock": Stock,
-    "prefetcher + compile": PrefetcherAndCompile,
     "torch_sink": TorchSink,
+    "prefetcher + compile": PrefetcherAndCompile,
 }
 SYNTHETIC = "synthetic"

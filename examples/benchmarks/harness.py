@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,32 @@ def gpu_idle_share(work: Callable[[], Any], *, leave_out: float = 0.0) -> float 
     if not spans:
         return None
     return 1 - covered(spans) / (max(end for _, end in spans) - spans[0][0])
+
+
+class Repeated:
+    """Batches that are there, again and again without an end.
+
+    An object to iterate over, which a SinkLoader reads in the thread that trains. A function would be read in a thread
+    of its own, and each batch would cost a change of threads: more than a step of a small model.
+    """
+
+    def __init__(self, batches: Sequence[Any]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.cycle(self._batches)
+
+
+def check_steps(history: Any, kind: str) -> None:
+    """Refuse a measurement unless all steps of its run were of a kind: "captured", "compiled" or "eager".
+
+    Raises:
+        ValueError: some were not.
+    """
+    counts = {name: getattr(history, f"{name}_steps") for name in ("captured", "compiled", "eager")}
+    if counts[kind] != history.steps:
+        found = ", ".join(f"{count} {name}" for name, count in counts.items())
+        raise ValueError(f"{history.steps} {kind} steps were to be measured, and there were {found}")
 
 
 def covered(spans: Iterable[tuple[int, int]]) -> int:

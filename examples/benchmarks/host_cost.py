@@ -31,9 +31,9 @@ import torch_sink
 from harness import describe, distinct, finish, make_parser, photographs, positive, save
 from torch_sink.cli.pipelines import build_pipeline
 from torch_sink.cli.worker_cost import percentiles
+from torch_sink.common import transfer
 from torch_sink.common.slab_writer import SlabCollate
 from torch_sink.common.slabs import Slabs
-from torch_sink.image.core import transfer
 from torch_sink.image.decode import providers
 from torch_sink.image.program.program import Wanted
 from torch_sink.image.run import ahead
@@ -210,7 +210,8 @@ def measured(clock: Clock, memory: PinnedMemory) -> Iterator[None]:
     with ExitStack() as stack:
         for holder, name, stand_in in replaced:
             stack.enter_context(mock.patch.object(holder, name, stand_in))
-        stack.enter_context(mock.patch.object(driver, "_active", DRIVER))
+        stack.enter_context(mock.patch.dict(vars(driver)))
+        driver.set_active(DRIVER)
         yield
     memory.reuse()
 

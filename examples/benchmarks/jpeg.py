@@ -10,6 +10,7 @@ a table and writes JSON.
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ from torch_sink.image.decode.jpeg_decoder import decode_jpegs
 from torch_sink.image.decode.jpeg_header import read_jpeg_header
 from torch_sink.image.decode.jpeg_tables import batch_of
 from torch_sink.image.decode.source import EncodedSource
-from torch_sink.triton_kernels.shapes import choose_lane_shape
+from torch_sink.triton_kernels.shapes import LANE_SHAPES, LaneShape, choose_lane_shape
 
 # Part of a kernel's name -> the stage that it belongs to; everything else is copies, fills and small sums.
 STAGES = {
@@ -42,6 +43,7 @@ STAGES = {
     "warm_up": "warm-up",
     "compare": "rounds",
     "round": "rounds",
+    "settle": "rounds",
     "write": "write",
     "dc_kernel": "DC",
     "idct": "inverse transform",
@@ -86,11 +88,11 @@ def on_the_host(sources: list[EncodedSource], rounds: int) -> dict[str, Any]:
 
 
 def on_the_device(sources: list[EncodedSource], device: torch.device, rounds: int) -> dict[str, Any]:
-    """Microseconds a batch of each stage, images a second of the kernels alone and of the whole call."""
+    """Microseconds a batch of each stage and for each shape of lanes; images a second, of kernels and of the call."""
     boxes = [None] * len(sources)
 
-    def decode() -> Any:
-        return decode_jpegs(sources, boxes, device)
+    def decode(shape: LaneShape | None = None) -> Any:
+        return decode_jpegs(sources, boxes, device, shape)
 
     again = sum(image is None for image in decode())
     turns: list[Counter[str]] = []
@@ -107,6 +109,13 @@ def on_the_device(sources: list[EncodedSource], device: torch.device, rounds: in
     }
     if all(turns):  # the profiler saw kernels
         result["images_per_second_kernels"] = rates(len(sources), [spent.total() / 1e6 for spent in turns])
+        by_lanes: dict[str, list[float]] = {f"{shape.bits} bits": [] for shape in LANE_SHAPES}
+        for number in range(rounds + 1):
+            for shape, spent_in in zip(LANE_SHAPES, by_lanes.values(), strict=True):
+                spans = device_spans(partial(decode, shape))
+                if number:  # kernels are compiled first
+                    spent_in.append(sum(end - begin for _, begin, end in spans) / 1000)
+        result["lanes"] = {name: percentiles(values) for name, values in by_lanes.items()}
     return result
 
 
@@ -123,6 +132,8 @@ def format_table(report: dict[str, Any]) -> str:
         kernels = f"{device['images_per_second_kernels']['p50']:.0f}" if device["stages"] else "-"
         lines.append(f"  images/s: {kernels} in kernels, {device['images_per_second']['p50']:.0f} in all")
         lines.append(f"  decoded again by Pillow: {device['decoded_again']}")
+        for name, value in device.get("lanes", {}).items():
+            lines.append(f"  all stages, lanes of {name}: {value['p50']:.0f} us")
     return "\n".join(lines)
 
 

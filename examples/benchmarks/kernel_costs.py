@@ -30,13 +30,13 @@ from torchvision.transforms import v2
 
 import torch_sink
 import torch_sink.cli
-from kernel_counts import RESULT, counting
+from kernel_counts import RESULT, counting, lanes_of_shape
 from kernel_instructions import ARITHMETIC, work_of
 from report_tables import host_of
 from torch_sink.cli.machine import describe_machine, features_of_batch
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.decode.providers import set_decode_provider
-from torch_sink.triton_kernels.shapes import ENOUGH_LANES, LANE_SHAPES, STAGE_TILE
+from torch_sink.triton_kernels.shapes import LANE_SHAPES, LEAST_BYTES, STAGE_TILE
 
 COSTS = Path(torch_sink.cli.__file__).with_name("kernel_costs.json")
 HOST_COST = RESULT.with_name("host_cost.json")
@@ -108,15 +108,16 @@ def count_stages() -> Cost:
 
 
 def count_decoder() -> Cost:
-    """The work of the decoder for an encoded byte and a decoded pixel."""
+    """The work of the decoder for an encoded byte and a decoded pixel, in batches of some hundred files."""
     rows = []
     (width, height), count = USUAL, 4
-    for quality, part in itertools.product((75, 90), (1, 2)):
+    for quality, subsampling, part in itertools.product((75, 92), ("4:4:4", "4:2:0"), (1, 2)):
         files = [io.BytesIO() for _ in range(count)]
         for seed, file in enumerate(files):
-            make_photo(width, height, seed).save(file, "JPEG", quality=quality, subsampling="4:2:0")
+            make_photo(width, height, seed).save(file, "JPEG", quality=quality, subsampling=subsampling)
         chain = v1.Compose([Image.open, v1.CenterCrop((height // part, width // part)), v1.ToTensor()])
-        (decoder, *_), works = count_chain(chain, files)
+        with lanes_of_shape(1):
+            (decoder, *_), works = count_chain(chain, files)
         others = (work for name, work in works.items() if name not in STAGE_KERNELS)
         rows.append((decoder, sum(others, Counter())))
     return fit(rows)
@@ -129,8 +130,7 @@ def count_decoder_launches() -> list[tuple[int, int]]:
     with counting() as executor:
         torch_sink.decode_images([file.getvalue()], device="cpu", provider="triton")
     others = executor.launches.total() - executor.launches["round_kernel"]
-    least = [0, *(shape.bits * ENOUGH_LANES // 8 for shape in LANE_SHAPES[1:])]
-    return [(first, others + shape.rounds) for first, shape in zip(least, LANE_SHAPES, strict=True)]
+    return [(least, others + shape.rounds) for least, shape in zip(LEAST_BYTES, LANE_SHAPES, strict=True)]
 
 
 def fit(rows: Sequence[tuple[Features, Work]]) -> Cost:

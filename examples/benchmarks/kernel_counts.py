@@ -1,6 +1,9 @@
-"""Count what the kernels execute on generated photographs, by the executor of the tests, for kernels.json.
+"""Count what the kernels execute on photographs, by the executor of the tests, for kernels.json.
 
-The PTX for sm_90 runs on the CPU, so no GPU is needed. Times beside the counts are those of `torch_sink.cli.machine`.
+    python examples/benchmarks/kernel_counts.py [--data FOLDER]
+
+The PTX for sm_90 runs on the CPU, so no GPU is needed. Instructions are counted; times are not, and do not follow from
+them: a kernel also waits for memory, for what it depends on, and for its longest lane.
 """
 
 from __future__ import annotations
@@ -8,21 +11,28 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import math
+import os
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import torch_sink
+from jpeg_rounds import opened
 from kernel_instructions import work_of
 from kernel_record import write_record
-from torch_sink.cli.machine import DEVICES, describe_machine, microseconds
-from torch_sink.cli.photos import make_photo
-from torch_sink.cli.pipelines import CROP, JITTER, MEAN, STD
+from torch_sink.cli.machine import describe_machine
+from torch_sink.cli.photos import make_photo, photo_file
+from torch_sink.cli.pipelines import CROP, JITTER, MEAN, STD, find_images
+from torch_sink.triton_kernels import shapes
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,6 +40,8 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "examples" / "benchmarks" / "results" / "kernels.json"
 PHOTO = (500, 375)  # width and height in pixels, the usual size of ImageNet
 LANES = 32
+FILES = 32  # through the decoder
+BATCHES = 32, 64, 256, 1024
 
 
 def pipelines() -> dict[str, Any]:
@@ -68,14 +80,14 @@ def row_of(name: str, counts: list[Any], pixels: int, images: int) -> dict[str, 
         requests += found.requests
         sectors += found.sectors
     loads = [kind for kind in ("ld.global", "st.global") if requests[kind]]
-    works = [work_of(found.instructions, found.wavefronts.total()) for found in counts]
-    times = {name: sum(microseconds(work, device) for work in works) for name, device in DEVICES.items()}
+    work: Counter[str] = sum((work_of(found.instructions, found.wavefronts.total()) for found in counts), Counter())
     return {
         "name": name,
         "instructions_a_pixel": LANES * instructions.total() / pixels,
         "wavefronts_a_pixel": sum(found.wavefronts.total() for found in counts) / pixels,
         "sectors_a_request": {kind: sectors[kind] / requests[kind] for kind in loads},
-        "microseconds_an_image": {device: time / images for device, time in times.items()},
+        "instructions_an_image": LANES * instructions.total() / images,
+        "work_an_image": {unit: amount / images for unit, amount in work.items()},
     }
 
 
@@ -88,38 +100,78 @@ def count_pipeline(name: str, pipeline: Any, images: int, size: tuple[int, int] 
     return row_of(name, list(executor.counts.values()), batch.shape[-1] * batch.shape[-2] * images, images)
 
 
-def count_decoder(images: int, size: tuple[int, int] = PHOTO) -> list[dict[str, Any]]:
-    """The counts of each kernel of the JPEG decoder, and of all, on files of quality 90 with subsampling 4:2:0."""
-    files = []
-    for seed in range(images):
-        file = io.BytesIO()
-        make_photo(*size, seed).save(file, "JPEG", quality=90, subsampling="4:2:0")
-        files.append(file.getvalue())
-    with counting() as executor:
+def photographs(count: int, folder: Path | None) -> list[bytes]:
+    """JPEG files of a folder that the kernels decode, evenly spread over it; generated ones if there is no folder."""
+    if folder is None:
+        return [photo_file(seed) for seed in range(count)]
+    paths = find_images(folder)
+    found = [data for path in paths if opened(data := path.read_bytes()) is not None]
+    return [found[place * len(found) // count] for place in range(count)]
+
+
+def count_decoder(files: list[bytes], lanes: int) -> list[dict[str, Any]]:
+    """The counts of each kernel of the JPEG decoder, and of all, with the lanes that a batch of some size has.
+
+    Args:
+        files: whole JPEG files.
+        lanes: the number of their shape, in `LANE_SHAPES`.
+    """
+    with lanes_of_shape(lanes), counting() as executor:
         torch_sink.decode_images(files, device="cpu", provider="triton")
-    pixels = size[0] * size[1] * images
+    pixels = sum(math.prod(Image.open(io.BytesIO(file)).size) for file in files)
     rows = [
-        row_of(name.removesuffix("_kernel").replace("_", " "), [found], pixels, images)
+        row_of(name.removesuffix("_kernel").replace("_", " "), [found], pixels, len(files))
         for name, found in executor.counts.items()
     ]
-    return [*rows, row_of("all", list(executor.counts.values()), pixels, images)]
+    return [*rows, row_of("all", list(executor.counts.values()), pixels, len(files))]
 
 
-def count_all(images: int) -> dict[str, Any]:
+@contextmanager
+def lanes_of_shape(number: int) -> Iterator[None]:
+    """Cuts every batch into lanes of one shape in `LANE_SHAPES`, as large batches are cut."""
+    least = shapes.LEAST_BYTES
+    shapes.LEAST_BYTES = tuple(0 if each <= number else sys.maxsize for each in range(len(least)))
+    try:
+        yield
+    finally:
+        shapes.LEAST_BYTES = least
+
+
+def lanes_of_batch(files: list[bytes], batch: int) -> int:
+    """The number of the shape of lanes for a batch of so many such files."""
+    shape = shapes.choose_lane_shape(batch * sum(map(len, files)) // len(files))
+    return shapes.LANE_SHAPES.index(shape)
+
+
+def count_all(images: int, folder: Path | None) -> dict[str, Any]:
     """All of them, as they stand in the record."""
     made = [count_pipeline(name, pipeline, images) for name, pipeline in pipelines().items()]
-    devices = {name: device._asdict() for name, device in DEVICES.items()}
     machine, command = describe_machine(), "python examples/benchmarks/kernel_counts.py"
-    return {"command": command, "machine": machine, "devices": devices, "images": images, "pipelines": made,
-            "decoder": count_decoder(images)}  # fmt: skip
+    files = photographs(FILES, folder)
+    decoder = [count_decoder(files, lanes) for lanes in range(len(shapes.LANE_SHAPES))]
+    return {
+        "command": command + (" --data FOLDER" if folder else ""),
+        "machine": machine,
+        "images": images,
+        "pipelines": made,
+        "files": {
+            "count": len(files),
+            "given": folder is not None,
+            "mean_bytes": sum(map(len, files)) / len(files),
+        },
+        "lanes": {str(batch): lanes_of_batch(files, batch) for batch in BATCHES},
+        "decoder": decoder,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--images", type=int, default=4, help="photographs of a batch (default: %(default)s)")
+    parser.add_argument("--images", type=int, default=4, help="images for each pipeline (default: %(default)s)")
+    named = os.environ.get("TORCH_SINK_PHOTOS") or None
+    parser.add_argument("--data", type=Path, default=named, help="photographs (default: TORCH_SINK_PHOTOS)")
     parser.add_argument("--output", type=Path, default=RESULT, help="the record (default: %(default)s)")
     arguments = parser.parse_args()
-    counts = count_all(arguments.images)
+    counts = count_all(arguments.images, arguments.data)
     record = json.loads(arguments.output.read_text())
     kernels = record.pop("kernels")
     write_record({**record, "counts": counts, "kernels": kernels}, arguments.output)

@@ -18,6 +18,7 @@ import functools
 import json
 import os
 import queue
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,8 @@ from typing import Any
 
 # Kernels that were made for the interpreter cannot be compiled; read when Triton is imported.
 os.environ["TRITON_INTERPRET"] = "0"
+# Triton 3.4 leaves the last step for AMD GPUs to ROCm's linker; the figures are those of the assembly before it.
+os.environ["TRITON_HIP_LLD_PATH"] = shutil.which("true") or ""
 
 import triton
 from triton.backends.compiler import GPUTarget

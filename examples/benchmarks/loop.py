@@ -5,7 +5,8 @@
 For each model and loop: steps a second, host time a step (what the training thread spends on the CPU), what a step
 costs over the plain loop, or over the plain compiled loop where the loop compiles (wall time, and host time, which a
 busy machine disturbs less; medians of the differences within a round), host syncs a step, and on a GPU the share of
-time in which it has nothing to do. Compile and capture seconds stand apart, with the number of steps after which they
+time in which it has nothing to do. A StepLoop of which a step was not what its mode says (captured, compiled, eager) is
+not published. Compile and capture seconds stand apart, with the number of steps after which they
 are paid back; the compiler's cache is empty at first, and what differs in its steps per sync only shares it.
 
 Each loop gets the same batches, without an end, the same model with the same weights, and SGD, which is fused for all
@@ -86,6 +87,11 @@ def cases(cuda: bool) -> dict[str, Case]:
     }
 
 
+KINDS = {"graph": "captured", "compile": "compiled", "eager": "eager"}  # of the steps of a StepLoop, by its mode
+# Runs steps, and gives the number of host syncs; raises ValueError where steps ran otherwise than the loop's name says.
+Run = Callable[[int], int]
+
+
 class Setup(ExitStack):
     """A fresh model, optimizer and four batches that already lie on the device; closes what trains the model."""
 
@@ -97,19 +103,16 @@ class Setup(ExitStack):
         # Mode "graph" fuses it in any case.
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9, fused=device.type == "cuda")
         targets = torch.arange(case.shape[0], device=device) % 10
-        self.batches: Batches = [(torch.randn(case.shape, device=device), targets) for _ in range(4)]
-
-    def stream(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The batches, again and again."""
-        return itertools.cycle(self.batches)
+        batches: Batches = [(torch.randn(case.shape, device=device), targets) for _ in range(4)]
+        self.batches = harness.Repeated(batches)
 
 
-def plain(read_loss: bool, compile_mode: str | None) -> Callable[[Setup], Callable[[int], int]]:
+def plain(read_loss: bool, compile_mode: str | None) -> Callable[[Setup], Run]:
     """A plain loop; returns a function that runs steps and gives the number of host syncs."""
 
-    def prepare(setup: Setup) -> Callable[[int], int]:
+    def prepare(setup: Setup) -> Run:
         model = torch.compile(setup.model, mode=compile_mode) if compile_mode else setup.model
-        batches = setup.stream()
+        batches = iter(setup.batches)
 
         def run(steps: int) -> int:
             losses = []
@@ -126,27 +129,31 @@ def plain(read_loss: bool, compile_mode: str | None) -> Callable[[Setup], Callab
     return prepare
 
 
-def sink(mode: str, steps_per_sync: int) -> Callable[[Setup], Callable[[int], int]]:
+def sink(mode: str, steps_per_sync: int) -> Callable[[Setup], Run]:
     """The same steps in a StepLoop."""
 
-    def prepare(setup: Setup) -> Callable[[int], int]:
+    def prepare(setup: Setup) -> Run:
         loop = torch_sink.StepLoop(
             setup.model, cross_entropy, setup.optimizer, steps_per_sync=steps_per_sync, mode=mode
         )
         setup.enter_context(loop)
         # One for all runs: another loader would have other slots, for which the step would be captured again.
-        batches = setup.enter_context(torch_sink.SinkLoader(setup.stream, batches_per_epoch=1, device=setup.device))
+        batches = setup.enter_context(torch_sink.SinkLoader(setup.batches, batches_per_epoch=1, device=setup.device))
 
         def run(steps: int) -> int:
+            began = loop.step_count
             batches.batches_per_epoch = steps
-            return loop.run(batches).host_syncs
+            history = loop.run(batches)
+            if began:  # else these are the first steps, which compile and capture
+                harness.check_steps(history, KINDS[mode])
+            return history.host_syncs
 
         return run
 
     return prepare
 
 
-def loops(cuda: bool) -> dict[str, Callable[[Setup], Callable[[int], int]]]:
+def loops(cuda: bool) -> dict[str, Callable[[Setup], Run]]:
     """In the order in which they are measured first: where time ends, those that matter most are there."""
     found = {"plain": plain(False, None), "torch.compile": plain(False, "default")}
     if cuda:
@@ -165,19 +172,21 @@ class Measurement:
         prepare: makes the loop.
         make_setup: makes what it trains.
         renews: whether each round begins with a new setup.
+
+    Attributes:
+        problem: why it is not published: a round's steps were not what the loop is called.
     """
 
-    def __init__(
-        self, prepare: Callable[[Setup], Callable[[int], int]], make_setup: Callable[[], Setup], *, renews: bool
-    ) -> None:
+    def __init__(self, prepare: Callable[[Setup], Run], make_setup: Callable[[], Setup], *, renews: bool) -> None:
         self._prepare, self._make_setup, self._renews = prepare, make_setup, renews
         self._syncs = 0
+        self.problem: str | None = None
         self.hosts: list[float] = []
         self.walls: list[float] = []
         self._idle: float | None = None
         self._setup, self._run, self._first_seconds = self._begun()
 
-    def _begun(self) -> tuple[Setup, Callable[[int], int], float]:
+    def _begun(self) -> tuple[Setup, Run, float]:
         """A setup, the loop over it, and the seconds of its first eight steps."""
         setup = self._make_setup()
         began = time.perf_counter()
@@ -194,7 +203,10 @@ class Measurement:
         steps = self._setup.steps
         harness.synchronize()
         wall, host = time.perf_counter(), time.thread_time()
-        self._syncs = self._run(steps)
+        try:
+            self._syncs = self._run(steps)
+        except ValueError as error:
+            self.problem = str(error)
         self.hosts.append((time.thread_time() - host) / steps)
         harness.synchronize()
         self.walls.append((time.perf_counter() - wall) / steps)
@@ -209,7 +221,7 @@ class Measurement:
 
     def watch_gpu(self) -> None:
         """Note in which share of the time the GPU, if there is one, has nothing to do."""
-        if self._setup.device.type == "cuda":
+        if self._setup.device.type == "cuda" and self.problem is None:
             self._idle = harness.gpu_idle_share(lambda: self._run(50))
 
     def result(self) -> dict[str, Any]:
@@ -257,11 +269,12 @@ def measure(
 
 
 def summary(measurements: dict[str, Measurement], case: Case) -> dict[str, Any]:
-    """The results of a model's loops, after equally many rounds of each."""
-    results = {name: measurement.result() for name, measurement in measurements.items()}
+    """The results of a model's loops, after equally many rounds of each; and which are refused, and why."""
+    refused = {name: measurement.problem for name, measurement in measurements.items() if measurement.problem}
+    results = {name: measurement.result() for name, measurement in measurements.items() if name not in refused}
     add_differences(results, measurements)
     add_break_even(results)
-    return {"rounds": len(measurements["plain"].walls), "steps": case.steps, "loops": results}
+    return {"rounds": len(measurements["plain"].walls), "steps": case.steps, "loops": results, "refused": refused}
 
 
 def base_of(name: str) -> str:
@@ -316,6 +329,8 @@ def print_table(model: str, measured: dict[str, Any]) -> None:
             f"{entry['syncs_per_step']:6.2f} {idle} "
             f"{entry['first_8_steps_seconds']:7.2f}s {even:>8}"
         )
+    for name, problem in measured["refused"].items():
+        print(f"{name:28} is not published: {problem}")
 
 
 def draw(report: dict[str, Any], path: Path) -> None:

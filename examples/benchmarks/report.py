@@ -21,7 +21,7 @@ import report_worker
 from report_charts import CHARTS, chart, chart_of
 from report_kernels import kernels_page
 from report_picture import PICTURE, picture, read_figures
-from report_tables import GPU_FIGURES, Report, host_of, insert_between, provenance
+from report_tables import GPU_FIGURES, Report, host_of, insert_between, of_epoch_border, provenance
 from report_tables import SECTIONS as OTHER_SECTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,9 +33,15 @@ README = ROOT / "README.md"
 SETUP, MAKE_ENVIRONMENT = RESULTS / "setup_cost.json", ROOT / ".ci" / "make_environment"
 BEGIN = "<!-- figures: written by examples/benchmarks/report.py -->\n"
 END = "<!-- end of figures -->"
+FALLBACK_BEGIN = "<!-- fallback: written by examples/benchmarks/report.py -->\n"
+FALLBACK_END = "<!-- end of fallback -->"
+SINK_PAGE = ROOT / "docs" / "data_sink.md"
+BORDER_BEGIN = "<!-- border: written by examples/benchmarks/report.py -->\n"
+BORDER_END = "<!-- end of border -->"
 STATUS_BEGIN, STATUS_END = "<!-- status: written by examples/benchmarks/report.py -->\n", "<!-- end of status -->"
 SECTIONS = {
     "worker_cost": ("Data workers", report_worker.SAYS, False, report_worker.section),
+    "fallback_cost": ("A fallback", report_worker.OF_FALLBACK, False, report_worker.fallback_section),
     "support_cost": ("Each transform", report_worker.OF_SUPPORT, False, report_worker.support_section),
     **OTHER_SECTIONS,
 }
@@ -145,6 +151,10 @@ def main() -> int:
     for screen in FIRST_SCREENS:
         texts[screen] = insert_between(screen.read_text(), STATUS_BEGIN, STATUS_END, status(results))
     texts[README] = insert_between(texts[README], BEGIN, END, readme_figures(results))
+    of_fallback = report_worker.fallback_sentence(results["fallback_cost"])
+    texts[README] = insert_between(texts[README], FALLBACK_BEGIN, FALLBACK_END, of_fallback)
+    border = textwrap.fill(of_epoch_border(results["epoch_border"]), report_worker.COLUMNS) + "\n"
+    texts[SINK_PAGE] = insert_between(SINK_PAGE.read_text(), BORDER_BEGIN, BORDER_END, border)
     if SETUP.is_file():
         texts[README] = with_setup(texts[README], json.loads(SETUP.read_text()))
         texts[MAKE_ENVIRONMENT] = with_setup(MAKE_ENVIRONMENT.read_text(), json.loads(SETUP.read_text()))

@@ -7,6 +7,7 @@ from itertools import groupby
 
 from kernel_gate import mean_bits
 from report_tables import Report, table
+from torch_sink.triton_kernels.shapes import LANE_SHAPES
 
 _HEADS = ["target", "registers", "spilled bytes", "shared bytes", "instructions", "loads", "stores"]
 
@@ -17,8 +18,8 @@ def kernels_page(report: Report) -> str:
     kernels = {name: list(found) for name, found in groupby(rows, kernel_of)}
     lines = ["# Kernels", "", "Written by `python examples/benchmarks/report.py`; `make kernels` measures again.", ""]
     lines += [
-        "This page is for readers who tune kernels: how large the compiled kernels are, what they compute, and what a",
-        "model of three GPUs makes of that. Nothing on it was measured on a GPU.",
+        "This page is for readers who tune kernels: how large the compiled kernels are, and what they execute.",
+        "Nothing on it was measured on a GPU.",
         "",
         f"All variants of all kernels are compiled ahead of time for each target: {len(rows)} of {report['variants']}",
         f"compilations{outdated(report)}. The table shows the worst variant of each kernel: the most registers, bytes",
@@ -84,38 +85,51 @@ def _decoder_of_large_batches(report: Report) -> list[str]:
 
 
 def executed_lines(report: Report) -> list[str]:
-    """The section of what kernels execute, and of the model's times."""
+    """The section of what kernels execute."""
     counts = report["counts"]
-    devices = counts["devices"]
-    clocks = ", ".join(
-        f"{name} {device['multiprocessors']} SMs at {device['gigahertz']} GHz" for name, device in devices.items()
-    )
-    heads = ["instructions", "wavefronts", "sectors a load", "sectors a store", *[f"{name}, us" for name in devices]]
+    files, heads = counts["files"], ["instructions", "wavefronts", "sectors a load", "sectors a store"]
+    made_by = "photographs" if files["given"] else "generated photographs"
+    *kernels, _ = zip(*counts["decoder"], strict=True)
     return [
         "## What is executed",
         "",
-        f"The PTX for sm_90, run on the CPU with {counts['images']} generated photographs of 500 x 375: instructions",
-        "of a thread and wavefronts of the load-store units for one output pixel, sectors of 32 bytes for one load",
-        "or store of a warp. **The times are a model's, not measured:** microseconds for one image if nothing were in",
-        "the way but the busiest of the units of all SMs: four schedulers that issue one instruction of a warp a cycle",
-        "each, the units for float32, float64 and integers, and one wavefront a cycle. Latency, caches, bandwidth and",
-        f"launches are left out. It takes {clocks};",
-        "`torch_sink/cli/machine.py` holds the other constants and where they come from.",
+        "The PTX for sm_90, run on the CPU: instructions of a thread and wavefronts of the load-store units for one",
+        "pixel, sectors of 32 bytes for one load or store of a warp. **Counts are no times.** A kernel also waits for",
+        "memory and for results that it depends on, and a decoder for its longest lane; so nothing here says how many",
+        "microseconds a GPU takes, and no GPU has been measured.",
+        "",
+        f"For a pixel of the output, on {counts['images']} generated photographs of 500 x 375:",
         "",
         table(["pipeline", *heads], [executed_row(row) for row in counts["pipelines"]]),
         "",
-        "The JPEG decoder on files of quality 90, 4:2:0, for one pixel of the images:",
+        f"The JPEG decoder, for a pixel of an image, on {files['count']} {made_by} with a mean of",
+        f"{files['mean_bytes'] / 1e3:.0f} kB. Bits of a lane: {lanes_of_batches(counts['lanes'])}.",
         "",
-        table(["kernel", *heads], [executed_row(row) for row in counts["decoder"]]),
+        table(
+            ["kernel", *[f"instructions, lanes of {shape.bits}" for shape in LANE_SHAPES]],
+            [[rows[0]["name"], *[f"{row['instructions_a_pixel']:.1f}" for row in rows]] for rows in kernels]
+            + [["all", *[f"{rows[-1]['instructions_a_pixel']:.0f}" for rows in counts["decoder"]]]],
+        ),
+        "",
+        f"Its accesses to memory, with lanes of {LANE_SHAPES[-1].bits} bits:",
+        "",
+        table(["kernel", *heads[1:]], [executed_row(row)[:1] + executed_row(row)[2:] for row in counts["decoder"][-1]]),
         "",
     ]
+
+
+def lanes_of_batches(lanes: dict[str, int]) -> str:
+    """ "1024 (32 or 64 files), ...": the bits of a lane, and the batches that have them."""
+    batches: dict[int, list[str]] = {}
+    for batch, number in lanes.items():
+        batches.setdefault(LANE_SHAPES[number].bits, []).append(batch)
+    return ", ".join(f"{bits} ({' or '.join(found)} files)" for bits, found in batches.items())
 
 
 def executed_row(row: Report) -> list[str]:
     """What one pipeline, or one kernel of the decoder, executes."""
     sectors = [f"{row['sectors_a_request'].get(kind, 0):.1f}" for kind in ("ld.global", "st.global")]
-    times = [f"{time:.2f}" for time in row["microseconds_an_image"].values()]
-    return [row["name"], f"{row['instructions_a_pixel']:.0f}", f"{row['wavefronts_a_pixel']:.2f}", *sectors, *times]
+    return [row["name"], f"{row['instructions_a_pixel']:.0f}", f"{row['wavefronts_a_pixel']:.2f}", *sectors]
 
 
 def kernel_of(row: Report) -> str:

@@ -16,12 +16,11 @@ from worker_rows import LARGE
 ROOT = Path(__file__).resolve().parents[2]
 PICTURE = ROOT / "docs" / "images" / "jpeg_to_batch.svg"
 PIPELINE = "v1 train"
-GPU = "H200"
 CHANNELS, FLOAT_BYTES = 3, 4
 # Steps of the decoder, and the kernels that each consists of.
 DECODER = {
     "Unstuff bytes": ("assign", "count unstuffed", "sum before", "unstuff"),
-    "Sync lanes": ("lookup", "warm up", "compare", "round"),
+    "Sync lanes": ("lookup", "warm up", "compare", "round", "settle"),
     "Huffman codes": ("write", "dc"),
     "DCT, colors": ("idct", "color"),
 }
@@ -109,9 +108,9 @@ def joined(boxes: list[Box]) -> Iterable[str]:
         yield way((one.x + one.width, middle), (other.x - 3, middle))
 
 
-def microseconds(rows: list[Report], names: Iterable[str]) -> float:
-    """The modeled time of some rows of the counts, for an image."""
-    return sum(found["microseconds_an_image"][GPU] for found in rows if found["name"] in set(names))
+def instructions(rows: list[Report], names: Iterable[str]) -> float:
+    """What some kernels execute for an image, in millions of instructions of a thread."""
+    return sum(found["instructions_an_image"] for found in rows if found["name"] in set(names)) / 1e6
 
 
 def picture(results: dict[str, Report]) -> str:
@@ -126,8 +125,9 @@ def picture(results: dict[str, Report]) -> str:
     size = results["host_cost"]["options"]["batch"]
     file_kb = slabs["photographs"]["mean_bytes"] / 1e3
     batch_kb = CHANNELS * CROP * CROP * FLOAT_BYTES / 1e3
-    decoding = [(title, microseconds(counts["decoder"], kernels)) for title, kernels in DECODER.items()]
-    stages = counts["pipelines"][0]
+    lanes = counts["decoder"][counts["lanes"][str(LARGE)]]
+    decoding = [(title, instructions(lanes, kernels)) for title, kernels in DECODER.items()]
+    stages = instructions(counts["pipelines"], [counts["pipelines"][0]["name"]])
     shape = "\N{MULTIPLICATION SIGN}".join(map(str, (size, CHANNELS, CROP, CROP)))
     in_worker = row(70, 70, [
         ("box", "Read the file", (f"{file_kb:.0f} kB, header parsed",)),
@@ -141,9 +141,9 @@ def picture(results: dict[str, Report]) -> str:
                  (f"{host['launches']} launches for a batch, no wait for the GPU",))  # fmt: skip
     damaged = Box("box", 565, 310, 270, 62, "Pillow decodes damaged files", ("only if the kernels found any",))
     *decoder, prologue, _, _ = on_gpu = row(482, 70, [
-        *[("box", title, (f"{time:.2f} µs",)) for title, time in decoding],
+        *[("box", title, (f"{millions:.1f} million",)) for title, millions in decoding],
         ("box", "Prologue", ("places, weights",)),
-        ("box", "Stages", ("crop, resize, ...", f"{microseconds([stages], [stages['name']]):.2f} µs")),
+        ("box", "Stages", ("crop, resize, ...", f"{stages:.1f} million")),
         ("data", "Batch", (shape, f"{batch_kb:.0f} kB an image")),
     ])  # fmt: skip
     last, first = in_worker[-1], on_gpu[0]
@@ -151,9 +151,9 @@ def picture(results: dict[str, Report]) -> str:
     pieces = [
         band(24, 132, "Data worker", f"CPU for one image: {cost['slabs_ms']['p50']:.2f} ms; "
              f"with stock torchvision {cost['stock_ms']['p50']:.2f} ms"),
-        band(264, 122, "Training process", "times on CPU and GPU are for one image of a batch"),
-        band(394, 174, "GPU", f"modeled for an {GPU}, not measured: "
-             f"{sum(time for _, time in decoding) + microseconds([stages], [stages['name']]):.1f} µs in all"),
+        band(264, 122, "Training process", "the time is for one image of a batch"),
+        band(394, 174, "GPU", "instructions of a thread for one image: "
+             f"{sum(millions for _, millions in decoding) + stages:.0f} million in all"),
         *[box.svg() for box in (*in_worker, block, launch, damaged, *on_gpu)],
         *joined(in_worker), *joined(on_gpu),
         way((last.x + last.width // 2, last.y + last.height), (last.x + last.width // 2, 216), (673, 216)),
@@ -166,8 +166,8 @@ def picture(results: dict[str, Report]) -> str:
         text(prologue.x + 72, 450, "their places are overwritten,", "note", "start"),
         text(prologue.x + 72, 466, "the same launches run again", "note", "start"),
         text(MARGIN, 592, _source(results), "note", "start"),
-        text(MARGIN, 612, "GPU times: instructions counted, bound by the busiest unit "
-             "(docs/inside/kernels.md says what the model assumes).", "note", "start"),
+        text(MARGIN, 612, "Instructions: counted by running the compiled kernels on the CPU (docs/inside/kernels.md). "
+             "No GPU has been measured.", "note", "start"),
     ]  # fmt: skip
     title = ("A JPEG file on its way into a batch: the data worker makes the Program, one block is copied to the GPU, "
              "which decodes the file and runs the launches of the Program")  # fmt: skip

@@ -59,6 +59,27 @@ def slabs(report: Report) -> str:
     return table(["files of a batch", "worker", "training process"], rows)
 
 
+def epoch_border(report: Report) -> str:
+    rows = [
+        [name, *(f"{result[part]['p50']:.2f}" for part in ("first", "epoch"))]
+        for name, result in report["epoch_border"].items()
+    ]
+    return table(["seconds waited", "for the first batch of an epoch", "for all of its batches"], rows)
+
+
+def of_epoch_border(report: Report) -> str:
+    """What beginning the next epoch early saves, in a sentence for the page of the data sink."""
+    waited = {name: f"{result['epoch']['p50']:.2f} s" for name, result in report["epoch_border"].items()}
+    options, both = report["options"], waited["SinkLoader, persistent_workers and prefetch_next_epoch"]
+    return (
+        f"With {options['workers']} workers on {report['machine']['cpu_cores']} cores and batches of "
+        f"{options['batch_size']} photographs, a `SinkLoader` waited {waited['SinkLoader']} in each epoch, "
+        f"{waited['SinkLoader, prefetch_next_epoch']} with `prefetch_next_epoch=True`, "
+        f"{waited['SinkLoader, persistent_workers']} with `persistent_workers=True` alone and {both} with both "
+        "([measured](performance.md#between-two-epochs)).\n"
+    )
+
+
 def host_cost(report: Report) -> str:
     results = [
         (f"{pipeline}, files in {block} memory", result)
@@ -227,8 +248,8 @@ def scale(report: Report) -> str:
 HOW_TRAINING_IS_MEASURED = """\
 End to end: from JPEG files to the optimizer's step. All contenders get the same samples in the same order and begin \
 with the same weights. All train in bfloat16 autocast and channels_last, with fused SGD, page-locked batches and \
-`cudnn.benchmark`. None is measured unless its first batch, and its model's loss on stock's first batch (of a \
-StepLoop's model outside of the loop), agree with stock's.
+`cudnn.benchmark`. A contender is measured only if its first batch, and its model's loss on stock's first batch, \
+differ from stock's by no more than bfloat16 explains; the model is called outside of any loop.
 
 * "stock" is the loop of a tutorial: a `DataLoader` over stock torchvision, and the loss is read at every step.
 * "prefetcher + compile" is what an expert writes: data workers stop at bytes, a prefetcher sends the next batch on a \
@@ -237,9 +258,9 @@ side stream and normalizes it there, the model is compiled, and the loss is read
 * "synthetic" is the same `StepLoop` over one batch that stays on the device: nothing that reads files can be faster.
 
 Each trains on one pass that never ends, so its workers are never cold. The steps in which it compiles or captures do \
-not count. Meanwhile its workers may have made two batches each, and three may wait in a queue: so many are thrown \
-away before the first round, or a slow loader would look fast. A round takes four times as many steps. A figure is the \
-median of the rounds; a round ends when the GPU has finished.
+not count. While it compiles, its workers make up to two batches each, and three more may wait in a queue. These are \
+thrown away before the first round, because they would make a slow loader look fast. A round takes four times as many \
+steps, and ends when the GPU has finished. A figure is the median of the rounds.
 
 Peaks of memory are those of training with the first number of workers, beyond what the process held before it made \
 the model. "Allocated" are the bytes of tensors, "reserved" is what PyTorch's allocator took from the device for them, \
@@ -291,6 +312,13 @@ SECTIONS: dict[str, tuple[str, str, bool, Callable[[Report], str]]] = {
         'percentile, and "no difference" where 1 lies between these.',
         False,
         loader,
+    ),
+    "epoch_border": (
+        "Between two epochs",
+        "How long a training waits where one epoch ends and the next begins, with steps that are slower than the "
+        "workers: median seconds for the first batch of an epoch, and for all batches of it, its end included.",
+        False,
+        epoch_border,
     ),
     "loop": (
         "Training loops",

@@ -8,7 +8,6 @@ Each of the four is varied alone; what stays fixed is written into the report. P
 from __future__ import annotations
 
 import argparse
-import itertools
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +22,19 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from torchvision.datasets import ImageFolder
 
 import torch_sink
-from harness import describe, device_here, finish, in_turns, make_parser, photographs, positive, save, seconds_of
+from harness import (
+    Repeated,
+    check_steps,
+    describe,
+    device_here,
+    finish,
+    in_turns,
+    make_parser,
+    photographs,
+    positive,
+    save,
+    seconds_of,
+)
 from torch_sink.cli.photos import make_photo
 from torch_sink.cli.pipelines import build_pipeline
 from torch_sink.cli.worker_cost import percentiles
@@ -63,6 +74,11 @@ def by_photograph(sides: list[int], batch: int, rounds: int, device: torch.devic
     return {name: percentiles([1e3 * value / batch for value in values]) for name, values in seconds.items()}
 
 
+def run_checked(loop: torch_sink.StepLoop, batches: torch_sink.SinkLoader) -> None:
+    """An epoch, whose steps have to be captured on a GPU."""
+    check_steps(loop.run(batches), "captured" if loop.device.type == "cuda" else "eager")
+
+
 def by_steps_per_sync(sizes: list[int], rounds: int, device: torch.device) -> dict[str, dict[str, float]]:
     """Microseconds a step of a tiny model on one batch that is already there, by steps a sink."""
     batch = (torch.randn(8, 16, device=device), torch.zeros(8, dtype=torch.int64, device=device))
@@ -75,11 +91,10 @@ def by_steps_per_sync(sizes: list[int], rounds: int, device: torch.device) -> di
                 model, nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.01), steps_per_sync=size
             )
             # One for all rounds: another one would have other slots, for which the step would be captured again.
-            batches = torch_sink.SinkLoader(
-                lambda: itertools.repeat(batch), batches_per_epoch=max(sizes), device=device
-            )
+            batches = torch_sink.SinkLoader(Repeated([batch]), batches_per_epoch=max(sizes), device=device)
             stack.enter_context(batches)
-            work[str(size)] = partial(loop.run, batches)
+            loop.run(batches)  # compiles and captures
+            work[str(size)] = partial(run_checked, loop, batches)
         seconds = in_turns(work, rounds)
     return {name: percentiles([1e6 * value / max(sizes) for value in values]) for name, values in seconds.items()}
 

@@ -9,8 +9,9 @@ Contenders, each with bfloat16 autocast, channels_last, fused SGD and `cudnn.ben
     torch_sink: image backend, SinkLoader, StepLoop
     synthetic: the same StepLoop over one batch that stays on the device: the ceiling
 Each has to pass a gate: with equal seeds it must be fed stock's batch (to the last bits where it normalizes on the
-device), and find its loss on it. Then each trains on one pass that never ends. Not counted are the steps in which it
-compiles. As many batches as the workers may have made meanwhile are thrown away; a round is four times as long as that.
+device), and find its loss on it. On a GPU, all of torch_sink's measured steps have to be captured. Then each trains on
+one pass that never ends. Not counted are the steps in which it compiles. As many batches as the workers may have made
+meanwhile are thrown away; a round is four times as long as that.
 On a GPU the peak of its memory is noted, and the share of time in which the GPU had nothing to do.
 Prints a table and writes JSON, after each measurement. Without a GPU it runs small, to try the commands; such figures
 say nothing about one.
@@ -147,6 +148,7 @@ def measure_rounds(contender: Contender, batches: Any, steps: int, arguments: ar
     while len(seconds) < arguments.rounds and (not seconds or time.perf_counter() - began < arguments.seconds):
         before = process_cpu_seconds()
         seconds.append(seconds_of(lambda: contender.train(batches, steps)))
+        contender.check_latest()
         cpu.append(process_cpu_seconds() - before)
     images = steps * arguments.batch_size
     return {

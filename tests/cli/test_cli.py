@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from torchvision import transforms
 
 import torch_sink
 from torch_sink.cli import doctor, main, pipelines, worker_cost
+from torch_sink.image import support
 
 pytestmark = pytest.mark.once_on_oldest
 
@@ -30,7 +32,7 @@ def test_python_m_torch_sink_runs_the_doctor() -> None:
 def test_doctor_names_what_is_broken_and_the_remedy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor, "oldest_releases", lambda: {"triton": "99.1"})
+    monkeypatch.setitem(doctor.OLDEST, "triton", "99.1")
     assert main(["doctor"]) == 1
     printed = capsys.readouterr().out
     assert "is too old, triton>=99.1 is needed" in printed
@@ -43,7 +45,7 @@ def test_doctor_names_what_is_broken_and_the_remedy(
 )
 def test_doctor_takes_the_releases_that_pip_takes(release: str, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("PIL.__version__", release)
-    monkeypatch.setattr(doctor, "oldest_releases", lambda: {"pillow": "11.2.1"})
+    monkeypatch.setitem(doctor.OLDEST, "pillow", "11.2.1")
     monkeypatch.setattr(doctor, "_run", lambda check: doctor.Finding(check.__name__, "ok", ""))
     (pillow,) = (finding for finding in doctor.examine() if finding.subject == "pillow")
     assert pillow.state == state
@@ -105,12 +107,51 @@ def test_support_lists_torchvisions_transforms(capsys: pytest.CaptureFixture[str
     assert {"v1.ToTensor", "v2.Normalize", "v2.Lambda", "v1.functional.resize"} <= rows.keys()
 
 
+@pytest.mark.parametrize(
+    ("names", "status", "rows", "said"),
+    [
+        (["COLORJ"], 0, ["v1.ColorJitter", "v2.ColorJitter"], ""),
+        (["v2.functional.hflip", "tencrop"], 0, ["v1.TenCrop", "v2.TenCrop", "v2.functional.hflip"], ""),
+        (["ColorJitters", "tencrop"], 2, ["v1.TenCrop", "v2.TenCrop"], "has 'ColorJitters' in its name; near: ColorJitter"),
+        (["v1.functional.rezise"], 2, [], "has 'v1.functional.rezise' in its name; near: resize"),
+        (["xyz"], 2, [], "has 'xyz' in its name: without a name, the command lists them all"),
+    ],
+)  # fmt: skip
+def test_support_of_what_is_named(
+    names: list[str], status: int, rows: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["support", *names]) == status
+    printed = capsys.readouterr()
+    head, *lines = printed.out.partition("\n\n")[0].splitlines() or [""]
+    assert [line.split()[0] for line in lines] == rows
+    assert head.startswith("  transform or functional") is bool(rows)
+    assert said in printed.err
+    assert bool(printed.err) is bool(said)
+
+
+@pytest.mark.filterwarnings("ignore:The transform `ToTensor")
+def test_the_rows_of_the_support_table_are_those_that_can_be_named() -> None:
+    assert support.row_names() == list(support.entries())
+
+
 def test_bench_writes_what_it_prints(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["bench", "--quick", "--workers", "0"]) == 0
-    printed = capsys.readouterr().out
+    written = capsys.readouterr()
+    printed = written.out
+    assert "16 generated images, as no folder was given, " in printed
+    steps = [re.fullmatch(r"(.*) \.\.\. \d+\.\d s", line) for line in written.err.splitlines()]
+    assert [each and each[1] for each in steps] == [
+        "Writing 16 photo-like JPEG files, as no folder is given",
+        "Looking at 16 files",
+        "Recording a batch",
+        "Comparing a batch with stock torchvision's",
+        "Measuring a data worker, round 1 of 2",
+        "Measuring a data worker, round 2 of 2",
+        "Measuring images a second, turn 1 of 1",
+    ]
     assert (tmp_path / "torch_sink_bench.png").read_bytes().startswith(b"\x89PNG")
     report = json.loads((tmp_path / "torch_sink_bench.json").read_text())
     assert report["machine"]["releases"]["torch"]

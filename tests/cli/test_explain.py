@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -16,13 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import warm
 from PIL import JpegImagePlugin
 
 import torch_sink
 from torch_sink.cli import bench, explain, main
-from torch_sink.cli.machine import DEVICES, launches_of
-from torch_sink.cli.photos import make_photo
+from torch_sink.cli.machine import DEVICES, ESTIMATED, features_of_batch, launches_of, modeled
+from torch_sink.cli.photos import make_photo, photo_file
 from torch_sink.cli.pipelines import Counted, Images, open_pipeline
+from torch_sink.cli.worker_cost import said_beside_stock, worker_cost_table
 from torch_sink.image.decode.jpeg_decoder import launch_jpegs
 from torch_sink.image.program.program import Wanted
 from torch_sink.image.run.batch import LazyBatch
@@ -153,9 +154,9 @@ class Visible(HTMLParser):
 
 
 def test_the_command_explains_a_users_transform(folder: Path) -> None:
-    command = [sys.executable, "-m", "torch_sink", "explain", "photos", "--pipeline", "train:transform"]
-    command += ["--device", "H200", "--workers", "8", "--batch-size", str(FILES), "--html", "page.html"]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    options = ["--device", "H200", "--workers", "8", "--batch-size", str(FILES), "--html", "page.html"]
+    command = ["-m", "torch_sink", "explain", "photos", "--pipeline", "train:transform", *options]
+    finished = warm.run(*command, timeout=300)
     assert finished.returncode == 0, finished.stderr
     printed = finished.stdout
     with torch_sink.image_backend("device", device="meta"):
@@ -220,28 +221,52 @@ def test_a_pipeline_of_which_nothing_is_recorded(folder: Path) -> None:
     found = explained("train:of_its_own", "h200")
     text = explain.report_of(found).as_text()
     assert (found.batches, found.fallbacks) == ([], {})
-    assert "everything: no operation was recorded" in text
-    assert "Nothing of this pipeline is recorded" in text
+    said = " ".join(text.split())
+    assert "Nothing of this pipeline is recorded, so torch_sink cannot speed it up. train:of_its_own gave" in said
+    assert f"train:of_its_own gave float32 [{FILES}, 3, 8, 8]" in said
+    assert 'Image.open(path).convert("RGB")' in said
+    assert "support" not in said
+    assert "pays" not in said
     # Its values travel as they are.
     assert {stage.name: stage.bytes_in for stage in found.stages}["copy"] == 4 * 3 * 8 * 8
 
 
-def test_whether_recording_pays(folder: Path) -> None:
+def test_whether_the_image_backend_pays(folder: Path) -> None:
     pays = explained("train:jitter", "h200")
-    said = re.search(r"costs a data worker here ([\d.]+) ms a sample, stock code ([\d.]+) ms", pays.recording)
+    said = re.search(r"a data worker here ([\d.]+) ms recorded, and ([\d.]+) ms in stock code", pays.beside_stock)
     assert 1000 * pays.stages[0].seconds == pytest.approx(float(said[1]), abs=0.001)
     assert float(said[1]) < float(said[2])
-    assert pays.recording.endswith("recording pays.")
-    assert pays.recording in " ".join(explain.report_of(pays).as_text().split())
+    assert pays.beside_stock.endswith("the image backend pays.")
+    assert pays.beside_stock in " ".join(explain.report_of(pays).as_text().split())
     pointless = explained("train:read_in_pieces", "cpu")
-    assert pointless.recording.endswith("leave the image backend at 'PIL' for this dataset.")
+    assert pointless.beside_stock.endswith("leave the image backend at 'PIL' for this dataset.")
+
+
+def test_the_page_gives_each_word_of_the_reports_a_meaning(folder: Path) -> None:
+    """And "recording" is none of them: it would mean what a worker does on one side, and both sides at once."""
+    page = (ROOT / "docs" / "explain.md").read_text().partition("## The words of both reports")[2].partition("\n## ")[0]
+    words = {word for cell in re.findall(r"^\| ([^|]+) \|", page, re.MULTILINE) for word in cell.split(", ")}
+    spread = {"least": 1.1, "p50": 1.2, "most": 1.3}
+    cost = {f"{side}_ms": spread for side in ("stock", "torch_sink", "on_cpu")}
+    cost |= {"ratio": spread, "on_cpu_ratio": spread, "batch_size": 4, "fallbacks": {}}
+    assert {head.strip() for head in worker_cost_table({"a": cost}).head} - words == {"pipeline", "batch"}
+    found = explained("train:jitter", "h200")
+    text = explain.report_of(found).as_text()
+    for stage in found.stages:
+        assert any(stage.name in row for row in re.findall(r"^\| stage \|.*", page, re.MULTILINE))
+    said = " ".join(f"{text} {said_beside_stock(cost)} {said_beside_stock(cost, on_cpu=True)}".split())
+    assert "the image backend pays" in words
+    assert "the image backend pays" in said
+    assert re.search(r"The limit: worker, at most [\d,]+ images a second", said)
+    assert "Images a second that each stage allows at most" in said
+    assert not re.search(r"\brecording\b", said, re.IGNORECASE)
 
 
 def test_what_stock_code_cannot_do_is_not_compared(folder: Path) -> None:
     (folder / "photos" / "one" / "0.jpg").write_bytes(b"no image")
     with torch_sink.image_backend("device", device="meta", on_decode_error="skip"):
-        found = explained("train:transform", "h200")
-    assert found.recording.startswith("Stock code cannot be measured beside it: ")
+        found = explained("train:make_dataset", "h200")
+    assert found.beside_stock.startswith("Stock code cannot be measured beside it: ")
     assert found.stages[0].seconds > 0
 
 
@@ -275,21 +300,25 @@ def test_a_slower_gpu_takes_longer_and_the_bus_is_its_own(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_times_of_kernels_are_those_that_were_counted(folder: Path) -> None:
-    """Beside counts of four other photographs of this size."""
+def test_work_of_kernels_is_what_was_counted(folder: Path) -> None:
+    """Beside counts of other photographs of this size."""
     counts = json.loads((ROOT / "examples" / "benchmarks" / "results" / "kernels.json").read_text())["counts"]
-    crop = next(row for row in counts["pipelines"] if row["name"] == "resized crop + flip")
-    decoder = next(row for row in counts["decoder"] if row["name"] == "all")
     (folder / "usual").mkdir()
     for seed in range(8):
-        make_photo(500, 375, seed).save(folder / "usual" / f"{seed}.jpg", quality=90)
+        (folder / "usual" / f"{seed}.jpg").write_bytes(photo_file(seed))
     found = explain.explain(open_pipeline("v1 train", "usual"), "h200")
     stages = {stage.name: stage for stage in found.stages}
+    decoder, *launches = (launch for batch in found.batches for launch in features_of_batch(batch))
+    crop = next(row for row in counts["pipelines"] if row["name"] == "resized crop + flip")
+    decoded = next(row for row in counts["decoder"][counts["lanes"]["256"]] if row["name"] == "all")
+    issued = [modeled(features)["issue"] / found.images for features in (decoder, sum(launches, Counter()))]
     # Of the image that is decoded for crops, only a part is made.
-    times = decoder["microseconds_an_image"]["H200"], crop["microseconds_an_image"]["H200"]
-    assert 0.5 * times[0] < 1e6 * stages["decode"].seconds < 1.1 * times[0]
-    assert 1e6 * stages["kernels"].seconds == pytest.approx(times[1], rel=0.4)
+    assert 0.5 < issued[0] / decoded["work_an_image"]["issue"] < 1.1
+    assert issued[1] == pytest.approx(crop["work_an_image"]["issue"], rel=0.4)
     assert found.rates["decode + kernels"] == pytest.approx(1 / (stages["decode"].seconds + stages["kernels"].seconds))
+    said = " ".join(explain.report_of(found).as_text().split())
+    for name, (least, most) in ESTIMATED.items():
+        assert f"{least:g} to {most:g} times for {name}" in said
 
 
 def test_on_the_cpu_workers_make_the_pixels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,7 +359,7 @@ def test_what_a_pipeline_can_be(name: str, given: str | None, images: int, kind:
     with torch_sink.image_backend("device", device="meta"):
         count, _, batch = next(pipeline.batches())
     assert count == images
-    assert any(isinstance(leaf, LazyBatch) and len(leaf) == images for leaf in torch.utils._pytree.tree_leaves(batch))
+    assert any(type(leaf) is LazyBatch and len(leaf) == images for leaf in torch.utils._pytree.tree_leaves(batch))
     assert isinstance(pipeline.dataset if kind is Images else batch, kind)
 
 
@@ -340,9 +369,11 @@ MISTAKES = {
     "explain train.py": r"train.py is a file; give a folder that holds images",
     "explain empty": r"no image in empty or below it; looked for .jpg",
     "explain": r"v1 train is a transform, which needs images: give the folder",
-    "explain photos --pipeline transform": r"unknown pipeline 'transform'; choose one of 'v1 train'.*your own as module:attribute",
+    "explain photos --pipeline transform": r"unknown pipeline 'transform'; choose one of 'v1 train'.*your own as file.py:name or module:name",
+    "explain photos --pipeline train.py": r"train.py is a file: say which of its names is the pipeline, as train.py:transform",
     "explain photos --pipeline trian:transform": r"No module named 'trian'; modules are found in this folder and on PYTHONPATH",
-    "explain photos --pipeline train.py:transform": r"No module named 'train.py'; 'train' is not a package; modules are found",
+    "explain photos --pipeline trian.py:transform": r"there is no file trian.py; there are adopted.py, broken.py, train.py",
+    "explain photos --pipeline train.py:transfrom": r"train.py has no `transfrom` when it is imported: it has transform",
     "explain photos --pipeline broken:transform": r"ModuleNotFoundError: No module named 'no_such_module_of_mine' \(broken.py, line 1\)",
     "explain photos --pipeline train:transfrom": r"train.py has no `transfrom` when it is imported: it has transform",
     "explain photos --pipeline train:SIZE": r"train:SIZE is of type int; name a transform, .* a Dataset or a DataLoader",

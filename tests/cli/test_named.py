@@ -102,6 +102,48 @@ def test_a_package(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "path", ["script.py", "./script.py", "code/script.py", "{folder}/code/script.py", "code/other.py"]
+)
+def test_a_file_by_its_path(path: str, folder: Path) -> None:
+    """Imported as where it is run: what lies beside it can be imported."""
+    script = Path(path.format(folder=folder))
+    script.parent.mkdir(exist_ok=True)
+    script.with_name("beside.py").write_text(f"{HEAD}loaders = {{'val': DataLoader([1.0, 2.0, 3.0], 3)}}\n")
+    script.write_text("from beside import loaders\n")
+    try:
+        assert named(f"{script}:loaders[val]").batch_size == 3
+    finally:
+        sys.modules.pop("beside", None)
+    assert Path(sys.modules[script.stem].__file__ or "") == script.resolve()
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("scrip.py", "there is no file scrip.py; there are other.py, script.py"),
+        ("nowhere/script.py", "there is no file nowhere/script.py"),
+        ("my-script.py", "my-script.py cannot be imported, as 'my-script' is no name of Python's: rename it"),
+        ("package/inner/script.py", "belongs to a package, which lies in {folder}: run this there, with package.inner.script:loader"),
+        ("random.py", "another module is called 'random', "),
+        ("time.py", "another module is called 'time': rename time.py"),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_imported_as_it_is(
+    path: str, said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "script.py").write_text(LOADER)
+    if path not in ("scrip.py", "nowhere/script.py"):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(HEAD + LOADER)
+    if path.startswith("package"):
+        for package in ("package", "package/inner"):
+            (folder / package / "__init__.py").touch()
+    assert main(["explain", "--pipeline", f"{path}:loader"]) == 2
+    assert said.format(folder=folder) in capsys.readouterr().err
+    assert not (folder / IMPORTED).exists()
+
+
+@pytest.mark.parametrize(
     ("name", "batch_size"),
     [
         ("loaders[train]", 1),

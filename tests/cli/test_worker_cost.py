@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, default_collate
 
 from torch_sink.cli import worker_cost
 from torch_sink.cli.pipelines import Counted, Pipeline
-from torch_sink.cli.worker_cost import said_of_recording
+from torch_sink.cli.worker_cost import said_beside_stock
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "examples" / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
@@ -161,13 +161,13 @@ def test_rows_are_measured_written_and_added(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("least", "most", "advice"),
     [
-        (1.02, 1.3, "recording pays."),
+        (1.02, 1.3, "the image backend pays."),
         (0.8, 0.97, "leave the image backend at 'PIL' for this dataset."),
         (0.9, 1.1, "no difference."),
     ],
 )
 @pytest.mark.parametrize("has_gpu", [False, True])
-def test_bench_says_where_recording_pays(least: float, most: float, advice: str, has_gpu: bool) -> None:
+def test_bench_says_where_the_image_backend_pays(least: float, most: float, advice: str, has_gpu: bool) -> None:
     ratio, other = {"least": least, "p50": (least + most) / 2, "most": most}, {"least": 9.0, "p50": 9.0, "most": 9.0}
     cost = {
         "stock_ms": {"p50": 0.080},
@@ -176,6 +176,6 @@ def test_bench_says_where_recording_pays(least: float, most: float, advice: str,
         "ratio": ratio if has_gpu else other,
         "on_cpu_ratio": other if has_gpu else ratio,
     }
-    said = said_of_recording(cost, on_cpu=not has_gpu)
-    assert f"here {'0.020' if has_gpu else '0.109'} ms a sample, stock code 0.080 ms" in said
+    said = said_beside_stock(cost, on_cpu=not has_gpu)
+    assert f"here {'0.020 ms recorded' if has_gpu else '0.109 ms on the CPU'}, and 0.080 ms in stock code" in said
     assert said.endswith(advice)

@@ -32,7 +32,7 @@ STARTED_ANEW = {
 }  # fmt: skip
 # Each takes two processes that load all of it: where the libraries are the same, one release will do.
 EVERYDAY = {
-    "five_crop": pytest.mark.once, "custom_dataset": pytest.mark.once, "lightning_fabric": pytest.mark.once_on_oldest,
+    "five_crop": pytest.mark.once, "lightning_fabric": pytest.mark.once_on_oldest,
 }  # fmt: skip
 
 

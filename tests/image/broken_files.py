@@ -23,7 +23,7 @@ from torchvision.transforms import v2
 import torch_sink
 from image.check import assert_same_bits
 from image.source_files import FILES
-from torch_sink.image.handles.tensor import HANDLES
+from torch_sink.image.handles.tensor import Handle
 
 COUNT = 48  # of the files that most tests read
 # What stock code says of such files, and of workers that are forked.
@@ -246,7 +246,7 @@ def assert_same_batches(made: list[Any], expected: list[Any]) -> None:
     assert len(made) == len(expected) > 0
     for (images, labels), (stock_images, stock_labels) in zip(made, expected, strict=True):
         # Without a batch, a handle comes as far as the loop.
-        assert_same_bits(images.materialize() if isinstance(images, HANDLES) else images, stock_images)
+        assert_same_bits(images.materialize() if isinstance(images, Handle) else images, stock_images)
         assert torch.equal(torch.as_tensor(labels), torch.as_tensor(stock_labels))
 
 

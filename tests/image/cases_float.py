@@ -130,7 +130,7 @@ FALLS_BACK: dict[str, Callable[[], Pipeline]] = {
     ),
     "a box blur": lambda: _v1(before=(lambda image: image.filter(ImageFilter.BoxBlur(2)),)),
     "a blur of two radii": lambda: _v1(before=(lambda image: image.filter(ImageFilter.GaussianBlur((0.1, 9))),)),
-    "values between bounds": lambda: _v1(v1.Resize(SIZE, BICUBIC), lambda image: image.clamp(0, 1)),
+    "values between bounds": lambda: _v1(v1.Resize(SIZE, BICUBIC), lambda image: image.clamp(0.1, 0.9)),
     "v1 normalized half precision behind an erased box": lambda: v1.Compose(
         [v1.PILToTensor(), v1.ConvertImageDtype(torch.float16), v1.RandomErasing(1.0), v1.Normalize(MEAN, STD)]
     ),

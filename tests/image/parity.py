@@ -23,7 +23,7 @@ from torch_sink.cli.photos import make_photo
 from torch_sink.image.backend import image_backend
 from torch_sink.image.core.examples import REFERENCES, Arguments, Example
 from torch_sink.image.core.ops import Op
-from torch_sink.image.handles.tensor import HANDLES
+from torch_sink.image.handles.tensor import Handle
 from torch_sink.image.operations import operations
 from torch_sink.image.run.batch import LazyBatch
 
@@ -102,11 +102,14 @@ class Parity(NamedTuple):
         rows: one for each operation and reference that is recorded.
         fallbacks: (operation, reference) that ran in stock code.
         recorded: names of all operations that were recorded, as `OPERATIONS` knows them.
+        planned: {(operation, reference): (its promise, how many values its row is of)} of all that are recorded, also
+            where they were not chosen to run.
     """
 
     rows: list[Measured]
     fallbacks: list[tuple[str, str]]
     recorded: set[str]
+    planned: dict[tuple[str, str], tuple[Promise, int]]
 
     def broken_promises(self) -> list[Measured]:
         return [row for row in self.rows if not row.keeps_its_promise]
@@ -132,26 +135,30 @@ def measure(
     totals: dict[tuple[str, str, Promise], list[float]] = {}
     fallbacks: dict[tuple[str, str], None] = {}
     recorded: dict[tuple[str, str], set[str]] = defaultdict(set)
+    planned: dict[tuple[str, str], tuple[Promise, int]] = {}
     for reference in references:
         for kind in images:
             chance = random.Random(f"{seed} {reference} {kind}")
             image = make_photo(kind.width, kind.height, chance.randrange(1 << 20)).convert(kind.mode)
-            calls = calls_of(Arguments(chance, reference, kind.height, kind.width, len(kind.mode)))
+            calls = calls_of(reference, kind, seed)
             expected = _expected(image, reference, calls)
             handles = _handles(image, reference, {name: calls[name] for name in expected}, device)
             promises = {
                 name: promise_of(handle.lazy_ops, handle.is_floating_point()) for name, handle in handles.items()
             }
             fallbacks |= {(operation, reference): None for operation in expected if operation not in handles}
-            handles = {name: each for name, each in handles.items() if chosen(name, reference, promises[name])}
             for name, handle in handles.items():
                 recorded[name, reference] |= {op.name for op in handle.lazy_ops}
+                before, values = planned.get((name, reference), (promises[name], 0))
+                planned[name, reference] = _both(before, promises[name]), values + expected[name].numel()
+            handles = {name: each for name, each in handles.items() if chosen(name, reference, promises[name])}
             with image_backend("device", device=device):
                 for operation, made in _executed(handles, device):
                     row = operation, reference, promises[operation]
                     _add(totals.setdefault(row, [0.0, 0, 0]), made, expected[operation])
     rows = [Measured(*key, largest, int(equal), int(values)) for key, (largest, equal, values) in totals.items()]
-    return Parity(_merged(rows), [key for key in fallbacks if key not in recorded], set().union(*recorded.values()))
+    in_stock_code = [key for key in fallbacks if key not in recorded]
+    return Parity(_merged(rows), in_stock_code, set().union(*recorded.values()), planned)
 
 
 def _merged(rows: Sequence[Measured]) -> list[Measured]:
@@ -162,22 +169,30 @@ def _merged(rows: Sequence[Measured]) -> list[Measured]:
         if before is None:
             merged[row.operation, row.reference] = row
             continue
-        promise = Promise(
-            max(before.promise.largest, row.promise.largest), min(before.promise.equal_share, row.promise.equal_share)
-        )
+        promise = _both(before.promise, row.promise)
         largest, equal, values = max(before.largest, row.largest), before.equal + row.equal, before.values + row.values
         merged[row.operation, row.reference] = Measured(*row[:2], promise, largest, equal, values)
     return list(merged.values())
 
 
-def calls_of(a: Arguments) -> dict[str, Callable[[Any], Any]]:
-    """{line of the table: the call, of an image} of all examples for images of one kind."""
-    return {
-        example.title: functools.partial(example.called, functional)
-        for operation in operations()
-        for example in operation.examples(a)
-        if (functional := _functional(a, example)) is not None
-    }
+def _both(one: Promise, other: Promise) -> Promise:
+    """What holds where either of two promises is made."""
+    return Promise(max(one.largest, other.largest), min(one.equal_share, other.equal_share))
+
+
+def calls_of(reference: str, kind: ImageKind, seed: int) -> dict[str, Callable[[Any], Any]]:
+    """{line of the table: the call, of an image} of all examples for images of one kind.
+
+    Each operation draws its arguments by itself: another one that is added changes none of them.
+    """
+    calls = {}
+    for operation in operations():
+        chance = random.Random(f"{seed} {reference} {kind} {operation.name}")
+        a = Arguments(chance, reference, kind.height, kind.width, len(kind.mode))
+        for example in operation.examples(a):
+            if (functional := _functional(a, example)) is not None:
+                calls[example.title] = functools.partial(example.called, functional)
+    return calls
 
 
 def _functional(a: Arguments, example: Example) -> Any:
@@ -212,7 +227,7 @@ def _handles(image: Image.Image, reference: str, calls: dict[str, Callable[[Any]
     """{operation: handle} of the calls that the backend records."""
     with image_backend("device", device=device):
         results = {name: _tensor(call(converted(image.copy(), reference))) for name, call in calls.items()}
-    return {name: result for name, result in results.items() if isinstance(result, HANDLES) and result.is_recording}
+    return {name: result for name, result in results.items() if isinstance(result, Handle) and result.is_recording}
 
 
 def _tensor(result: Any) -> Any:
@@ -228,7 +243,7 @@ def _executed(handles: dict[str, Any], device: str) -> Iterator[tuple[str, torch
         groups[handle.shape, handle.dtype].append(operation)
     for group in groups.values():
         batch = default_collate([handles[operation] for operation in group])
-        images = batch.to(device).cpu() if isinstance(batch, LazyBatch) else batch
+        images = batch.to(device).cpu() if type(batch) is LazyBatch else batch
         yield from zip(group, images, strict=True)
 
 
@@ -243,21 +258,35 @@ def _add(total: list[float], actual: torch.Tensor, expected: torch.Tensor) -> No
     total[2] += equal.numel()
 
 
-def markdown(parity: Parity) -> str:
-    """The table, one line for each operation and reference."""
-    lines = [
-        "| operation | reference | promise | largest difference | equal values | compared |",
-        "|---|---|---|---:|---:|---:|",
-    ]
-    for row in sorted(parity.rows, key=lambda row: (row.operation, REFERENCES.index(row.reference))):
-        promise = _promise_text(row.promise)
+HEADER = (
+    "| operation | reference | promise | largest difference | equal values | compared |",
+    "|---|---|---|---:|---:|---:|",
+)
+
+
+def lines_of(rows: Iterable[Measured]) -> dict[tuple[str, str], str]:
+    """{(operation, reference): the line of the table}."""
+    lines = {}
+    for row in rows:
         share = "100 %" if row.equal == row.values else f"{100 * row.share:.3f} %"
-        cells = (row.operation, row.reference, promise, f"{row.largest:.2g}", share, f"{row.values:,}")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        cells = (
+            row.operation,
+            row.reference,
+            promise_text(row.promise),
+            f"{row.largest:.2g}",
+            share,
+            f"{row.values:,}",
+        )
+        lines[row.operation, row.reference] = f"| {' | '.join(cells)} |"
+    return lines
 
 
-def _promise_text(promise: Promise) -> str:
+def in_order(lines: dict[tuple[str, str], str]) -> list[str]:
+    """Lines of the table by operation, then in the order of `REFERENCES`."""
+    return [lines[key] for key in sorted(lines, key=lambda key: (key[0], REFERENCES.index(key[1])))]
+
+
+def promise_text(promise: Promise) -> str:
     if promise == EXACT:
         return "equal bits"
     parts = [] if promise.largest == math.inf else [f"at most {promise.largest:g}"]

@@ -28,7 +28,7 @@ import torch_sink
 from image.check import EXACT, assert_keeps, device_in_use, promise_of_calls, runs_kernels
 from image.random_transforms import random_pipeline
 from torch_sink.cli.photos import make_photo
-from torch_sink.image.handles.tensor import HANDLES
+from torch_sink.image.handles.tensor import Handle
 
 # mode of the file -> formats that can hold it
 _FORMATS = {
@@ -213,7 +213,7 @@ def same_value(actual: Any, expected: Any) -> None:
         return
     assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
     assert isinstance(actual, type(expected))
-    if isinstance(actual, HANDLES):
+    if isinstance(actual, Handle):
         actual = actual.materialize()
     assert type(actual) is type(expected)
     _same_bits(actual, expected)
@@ -249,7 +249,7 @@ def _compare_batches(stock: list[Outcome], ours: list[Outcome]) -> None:
     groups: dict[Any, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for expected, actual in zip(stock, ours, strict=True):
         for leaf, stock_leaf in zip(tree_flatten(actual.result)[0], tree_flatten(expected.result)[0], strict=False):
-            if isinstance(leaf, HANDLES) and isinstance(stock_leaf, torch.Tensor):
+            if isinstance(leaf, Handle) and isinstance(stock_leaf, torch.Tensor):
                 groups.setdefault((leaf.shape, leaf.dtype, type(leaf)), []).append((leaf, stock_leaf))
     for pairs in groups.values():
         batch = default_collate([leaf for leaf, _ in pairs])

@@ -106,6 +106,38 @@ def _write_pixel(image: Any) -> Any:
     return image
 
 
+def _cut(x: Any) -> Any:
+    x[x < 0.2] = 0
+    return x
+
+
+# Calls of torch on a tensor: most make one value of each, some move values, and the last need them at once.
+_CALLS: list[Callable[[Any], Any]] = [
+    lambda x: x.clamp(0.1, 0.9), lambda x: x.clamp(0, 1), lambda x: x.clamp_(20, 200), lambda x: torch.clamp(x, max=0.7),
+    lambda x: (x > 0.5).float(), lambda x: (x >= 0.2) & ~(x > 0.8), lambda x: torch.where(x > 0.4, x, 0),
+    lambda x: torch.where(x > 0.4, 1.0, 0.0), lambda x: x.masked_fill(x < 0.2, 1), _cut, lambda x: x * (x > 0.3),
+    lambda x: x * x - 0.5, lambda x: (x * 255).round().byte(), lambda x: (x * 9).long(), lambda x: x.half(),
+    lambda x: x.abs().sqrt(), lambda x: 1 - torch.minimum(x, torch.full_like(x, 0.6)), lambda x: x // 2,
+    lambda x: x.rot90(1, (1, 2)), lambda x: x.transpose(1, 2), lambda x: x.flip(0), lambda x: x.clone().mul_(0.5),
+    lambda x: x.detach(), lambda x: x - x.float().mean(), lambda x: x * 2 if x.float().mean() > 0.4 else x + 1,
+    lambda x: x[:, (x > 0.5).sum() % 3 :],
+]  # fmt: skip
+
+
+class _Calls:
+    """Some of these calls in a row, of a tensor of one image."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.calls = [chance.choice(_CALLS) for _ in range(chance.randint(1, 4))]
+
+    def __call__(self, image: Any) -> Any:
+        if isinstance(image, tv_tensors.Mask):
+            return image
+        for call in self.calls:
+            image = call(image) if isinstance(image, torch.Tensor) and image.ndim == 3 else image
+        return image
+
+
 class _Example:
     """An example call of any operation, drawn again for each image from the same seed."""
 
@@ -244,6 +276,7 @@ def _v1_tail(chance: random.Random) -> list[Any]:
         lambda: v1.Resize(_size(chance), antialias=chance.choice((True, False))),
         lambda: v1.ColorJitter(0.4, 0.4, 0.4, 0.1),
         lambda: v1.Lambda(chance.choice((_read_mean, _write_pixel, _draw_noise))),
+        *[lambda: v1.Lambda(_Calls(chance))] * 4,
         lambda: v1.ToPILImage(),
     ]
     first: list[Any] = chance.choice(
@@ -274,6 +307,7 @@ def _v2_tail(chance: random.Random) -> list[Any]:
         lambda: v2.ToPILImage(),
         lambda: v2.Grayscale(chance.choice((1, 3))),
         lambda: v2.Lambda(chance.choice((_read_mean, _draw_noise))),
+        *[lambda: v2.Lambda(_Calls(chance))] * 5,
         lambda: v2.ToDtype({chance.choice((tv_tensors.Image, torch.Tensor)): torch.float16, "others": None}),
         lambda: v2.ToDtype(chance.choice((torch.float32, torch.uint8, torch.float16)), scale=chance.random() < 0.7),
     ]

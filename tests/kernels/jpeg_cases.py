@@ -38,6 +38,12 @@ def bilevel(width: int, height: int) -> Image.Image:
     return noise(width, height).convert("L").point(lambda value: 255 * (value > 127)).convert("RGB")
 
 
+def stripes(width: int, height: int) -> Image.Image:
+    """Upright stripes, each as wide as a block."""
+    values = np.where(np.arange(width) // 8 % 2, 200, 0).astype(np.uint8)
+    return Image.fromarray(np.tile(values, (height, 1))).convert("RGB")
+
+
 def text(width: int, height: int) -> Image.Image:
     """A white page with a few letters."""
     page = Image.new("RGB", (width, height), "white")
@@ -81,6 +87,9 @@ def clean_files() -> dict[str, bytes]:
     files["4:4:0"] = encode_440(48, 64, quality=85)
     files["4:4:0, optimized"] = encode_440(16, 16, quality=85, optimize=True)
     files["gray"] = encode(photo(50, 60).convert("L"))
+    # DC coefficients of more blocks than a program sums at once.
+    blocks = noise(47, 47).convert("L")
+    files["gray, many blocks"] = encode(blocks.resize((8 * 47, 8 * 47), Image.Resampling.NEAREST), quality=50)
     files["gray, restart every row"] = encode(photo(30, 50).convert("L"), restart_marker_rows=1)
     for quality in (1, 10, 30, 50, 90, 95, 98, 100):
         size = (40, 32) if quality < 95 else (16, 9)

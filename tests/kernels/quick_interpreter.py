@@ -38,6 +38,8 @@ class _ReplaceOnce:
         self._done.add(visible)
         if not self._launched:
             self._launched = True
+            if scope is None:  # Triton 3.4 never restores them
+                return None
             restore = scope.restore
 
             def restore_after_launch() -> None:
@@ -69,7 +71,7 @@ def _remember_block_types(language: ModuleType) -> None:
     made: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def init(self: Any, element_ty: Any, shape: Any) -> None:
-        key = (element_ty.name, *shape)
+        key = (element_ty.name, *(getattr(side, "value", side) for side in shape))  # Triton 3.4 has constants there
         if key in made:
             self.__dict__ = made[key]
             return

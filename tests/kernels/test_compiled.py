@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernels.releases import everyday
 from torch_sink.triton_kernels.jpeg import jpeg_variants
 from torch_sink.triton_kernels.stages import variants
 
@@ -77,13 +78,14 @@ def check(finished: subprocess.CompletedProcess[str]) -> None:
     assert set(LAUNCHED.findall(finished.stdout)) == listed
 
 
+@pytest.mark.timeout(1500)
 def test_every_kernel_runs_compiled() -> None:
     files = [f"{FOLDER}/{name}" for name in CHOSEN]
     words = " or ".join(word for chosen in CHOSEN.values() for word in chosen)
     # A machine with CUDA has its own device: there they run on tensors of the CPU.
     on_fake_cuda = not torch.cuda.is_available()
-    chosen = ("-m", "not slow", "-k", words)
-    finished = run(*files, *chosen, seconds=1200, on_fake_cuda=on_fake_cuda, HALF_OF_LONG_LISTS="1")
+    chosen = ("-m", everyday(), "-k", words)
+    finished = run(*files, *chosen, seconds=1200, on_fake_cuda=on_fake_cuda, QUARTER_OF_LONG_FILES="1")
     check(finished)
     assert int(re.search(r"\b(\d+) passed, \d+ deselected in", finished.stdout)[1]) >= 150  # type: ignore[index]
 

@@ -19,7 +19,7 @@ from kernels.jpeg_cases import encode, open_file, pack_files, photo
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.decode.jpeg_decoder import JpegDecoder
 from torch_sink.image.decode.source import Decoded, FinishedSource
-from torch_sink.image.handles.tensor import HANDLES
+from torch_sink.image.handles.tensor import Handle
 from torch_sink.image.program.launches import make_program
 from torch_sink.image.run.device import places_of, run_launches
 from torch_sink.triton_kernels import launching
@@ -117,7 +117,7 @@ def test_random_pipelines_launch_listed_variants(launched: Launched, tmp_path: P
         with torch_sink.image_backend("device", device="meta"):
             results = [outcome.result for outcome in run(make_scenario(seed, tmp_path), seed)]
         for leaf in tree_leaves(results):
-            if isinstance(leaf, HANDLES) and len(leaf.shape) == 3:
+            if isinstance(leaf, Handle) and len(leaf.shape) == 3:
                 launch_in_all(leaf)
     assert launched <= {key_of(variant) for variant in variants()}
     assert len(launched) > 7

@@ -1,11 +1,11 @@
 """A training script that the tests kill and start again.
 
 It trains with dropout, BatchNorm, a schedule, accumulation, an average and shuffled, randomly augmented data, saves
-every 5 steps, resumes if it can, and writes a digest of everything to DIRECTORY/result.txt at the end.
+every few steps, resumes if it can, and writes a digest of everything to DIRECTORY/result.txt at the end.
 
 Each life is a process of its own. Since importing torch takes longer than the training, the script imports once, then
-forks a life for every line `[directory, seconds per sink, file to print to]` of its input; it answers with the life's
-process id, and with its exit code when it has ended.
+forks a life for every line `[directory, seconds per sink, file to print to, options]` of its input; it answers with the
+life's process id, and with its exit code when it has ended.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ from loop.reference import make_model  # noqa: I001 - found through the line abo
 
 from torch_sink.loop import CheckpointConfig, LambdaCallback, ModelCheckpoint, StepLoop
 
-STEPS = 39
-
 
 class Augmented(Dataset):
     """Draws from the global generator for every sample."""
@@ -43,12 +41,12 @@ class Augmented(Dataset):
         return torch.full((3, 8, 8), index / 50) + 0.1 * torch.randn(3, 8, 8), index % 5
 
 
-def main(directory: Path, seconds_per_sink: float) -> None:
+def main(directory: Path, seconds_per_sink: float, batch_size: int = 4, accumulate: int = 2, every: int = 5) -> None:
     model = make_model()
     torch.manual_seed(7)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=40)
-    loader = DataLoader(Augmented(), batch_size=4, shuffle=True)
+    loader = DataLoader(Augmented(), batch_size, shuffle=True)
     loop = StepLoop(
         model,
         functional.cross_entropy,
@@ -56,7 +54,7 @@ def main(directory: Path, seconds_per_sink: float) -> None:
         steps_per_sync=4,
         scheduler=scheduler,
         schedule="step",
-        accumulate=2,
+        accumulate=accumulate,
         ema=0.9,
     )
     started = loop.resume(directory, loader) if any(directory.glob("CKP-*")) else 0
@@ -70,13 +68,14 @@ def main(directory: Path, seconds_per_sink: float) -> None:
         print(f"step {arguments.cur_step_num}", flush=True)
         time.sleep(seconds_per_sink)  # what a sink takes: a signal is to come before the run has ended
 
-    config = CheckpointConfig(save_checkpoint_steps=5, keep_checkpoint_max=2)
+    config = CheckpointConfig(save_checkpoint_steps=every, keep_checkpoint_max=2)
     callbacks = [ModelCheckpoint("CKP", directory, config), LambdaCallback(on_train_step_end=note)]
     try:
         loop.run(loader, epochs=3, callbacks=callbacks)
     except KeyboardInterrupt:
         print(f"interrupted at {loop.step_count}, {len(loop.history.losses)} losses", flush=True)
-    if loop.step_count < STEPS:
+    steps = 3 * len(loader)
+    if loop.step_count < steps:
         return
     digest = hashlib.sha256()
     states = [model.state_dict(), loop.ema_model().state_dict(), *optimizer.state_dict()["state"].values()]
@@ -85,18 +84,17 @@ def main(directory: Path, seconds_per_sink: float) -> None:
             digest.update(value.detach().numpy().tobytes())
     digest.update(torch.get_rng_state().numpy().tobytes())
     digest.update(str(scheduler.state_dict()["last_epoch"]).encode())
-    last_losses = [losses[step] for step in range(36, STEPS + 1)]
-    (directory / "result.txt").write_text(f"{digest.hexdigest()} {last_losses} {loop.step_count}")
+    (directory / "result.txt").write_text(f"{digest.hexdigest()} {losses[steps]} {loop.step_count}")
 
 
-def live(directory: str, seconds_per_sink: float, printed: str) -> NoReturn:
+def live(directory: str, seconds_per_sink: float, printed: str, options: dict[str, int]) -> NoReturn:
     """One life, in a process that was forked for it."""
     code = 1
     try:
         output = os.open(printed, os.O_WRONLY)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        main(Path(directory), seconds_per_sink)
+        main(Path(directory), seconds_per_sink, **options)
         code = 0
     except BaseException:
         traceback.print_exc()

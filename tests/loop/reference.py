@@ -54,12 +54,17 @@ def plain_loop(
     scheduler: Any = None,
     clip: float | None = None,
     accumulate: int = 1,
+    per_epoch: int | None = None,
     context: Any = None,
 ) -> tuple[Tensor, Tensor]:
-    """Train as the PyTorch tutorials do; returns losses [steps] and learning rates [steps, groups]."""
+    """Train as the PyTorch tutorials do; returns losses [steps] and learning rates [steps, groups].
+
+    `per_epoch`: batches of an epoch, whose last ones make an update too where `accumulate` does not divide them.
+    """
     losses, rates = [], []
     for step, (inputs, targets) in enumerate(batches):
-        if step % accumulate == 0:
+        place = step % per_epoch if per_epoch else step
+        if place % accumulate == 0:
             optimizer.zero_grad()
         if context is None:
             loss = loss_fn(model(inputs), targets)
@@ -69,7 +74,7 @@ def plain_loop(
         losses.append(loss.item())
         rates.append([float(group["lr"]) for group in optimizer.param_groups])
         (loss / accumulate if accumulate > 1 else loss).backward()
-        if (step + 1) % accumulate == 0:
+        if (place + 1) % accumulate == 0 or place + 1 == per_epoch:
             if clip is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), clip)
             optimizer.step()

@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.optim import lr_scheduler
 from torch.utils.data import Subset, TensorDataset
 
+import torch_sink
 from loop.reference import make_batches, make_model
 from torch_sink import amp
 from torch_sink.loop import (
@@ -84,6 +85,19 @@ def test_options(options: dict[str, Any], error: type[Exception], message: str) 
 def test_arguments_of_model_under_other_names(options: dict[str, Any], message: str) -> None:
     with pytest.raises(TypeError, match=message):
         Model(make_model(), **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (torch_sink.LossMonitor, "LossMonitor has no argument 'every'; pass per_print_times="),
+        (torch_sink.SummaryCollector, "pass collect_freq="),
+        (torch_sink.ProgressBar, "its arguments are every_rank"),
+    ],
+)
+def test_how_often_is_no_rank(make: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        make(every=2)
 
 
 def test_reprs_say_what_trains_and_how() -> None:

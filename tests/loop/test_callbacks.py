@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import random
 import signal
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
+from torch.optim import lr_scheduler
 
 from loop.reference import make_batches, make_model
 from torch_sink.loop import (
     Callback,
     CheckpointConfig,
     EarlyStopping,
+    Evaluation,
     LambdaCallback,
     LearningRateScheduler,
     LossMonitor,
@@ -26,7 +32,7 @@ from torch_sink.loop import (
     ReduceLROnPlateau,
     StepLoop,
 )
-from torch_sink.loop.callbacks import EVENTS
+from torch_sink.loop.callbacks import EVENTS, RunArguments, RunContext
 
 
 class Recorder(Callback):
@@ -88,7 +94,7 @@ def test_fields_of_the_context() -> None:
     assert [len(fields["losses"]) for fields in seen] == [3, 2, 3, 2]
 
 
-def test_old_names_are_called_and_unknown_fields_are_none() -> None:
+def test_old_names_are_called() -> None:
     calls = []
 
     class Old(Callback):
@@ -96,10 +102,48 @@ def test_old_names_are_called_and_unknown_fields_are_none() -> None:
             calls.append("begin")
 
         def step_end(self, run_context: Any) -> None:
-            calls.append(run_context.original_args().no_such_field)
+            calls.append("step_end")
 
     make_loop().run(make_batches(2), callbacks=[Old()])
-    assert calls == ["begin", None]
+    assert calls == ["begin", "step_end"]
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("cur_step", "did you mean cur_step_num"),
+        ("loss", "did you mean losses"),
+        ("eval_result", "did you mean eval_results"),
+        ("__len", "its fields are accumulate, batch_num, "),
+        ("something_else_entirely", "its fields are accumulate, batch_num, "),
+    ],
+)
+def test_a_misspelled_field_names_those_that_are_near(name: str, near: str) -> None:
+    def read(context: Any) -> None:
+        arguments = context.original_args()
+        assert not hasattr(arguments, name)
+        with pytest.raises(KeyError, match=near):
+            arguments[name]
+        getattr(arguments, name)
+
+    for event in ("on_train_begin", "on_train_step_end", "on_train_end"):
+        with pytest.raises(AttributeError, match=f"the run context has no field '{name}'; {near}"):
+            make_loop().run(make_batches(2), callbacks=[LambdaCallback(**{event: read})])
+
+
+def test_callbacks_hand_each_other_fields_of_their_own() -> None:
+    seen: list[Any] = []
+
+    def write(context: Any) -> None:
+        arguments = context.original_args()
+        arguments.mine, arguments["yours"] = 1, 2
+
+    def read(context: Any) -> None:
+        arguments = context.original_args()
+        seen.append((arguments.mine, arguments.yours, arguments.losses.shape, arguments.valid_dataset))
+
+    make_loop().run(make_batches(2), callbacks=[LambdaCallback(on_train_begin=write, on_train_step_end=read)])
+    assert seen == [(1, 2, (2,), None)]
 
 
 def test_callbacks_are_entered_and_left_also_after_an_error() -> None:
@@ -230,22 +274,132 @@ def test_a_stopped_run_is_saved_as_it_is_and_not_with_its_best_weights(stop: int
     assert torch.equal(restored.model[-1].weight, whole.model[-1].weight)
 
 
-def test_reduce_on_plateau() -> None:
-    """Two epochs without improvement; three of cooldown, of which the last counts again, as in MindSpore and Keras."""
-    values = [3.0, 2.0, 2.0, 2.0, 2.0, 1.9, 1.9, 1.9, 1.9, 1.9, 1.9, 1.9, 1.9, 1.9, 1.9]
-    loop = make_loop()
-    reduce = ReduceLROnPlateau(factor=0.5, patience=2, cooldown=3, min_lr=0.02, min_delta=1e-3)
-    history = loop.run(make_batches(1), epochs=len(values), callbacks=[Results("eval_loss", values), reduce])
-    assert history.learning_rates.flatten().tolist() == pytest.approx([0.1] * 4 + [0.05] * 4 + [0.025] * 4 + [0.02] * 3)
+def judged(callback: Any, optimizer: Any, values: list[float]) -> tuple[list[list[float]], int | None, list[float]]:
+    """The learning rates after each epoch, the epoch after which the run ends, and the weights at its end."""
+    network = nn.Linear(1, 1, bias=False)
+    loop = SimpleNamespace(ranks=SimpleNamespace(gather=lambda value: [value]))
+    arguments = RunArguments(optimizer=optimizer, list_callback=[Results("eval_loss", [])], loop=loop)
+    arguments.update(train_network=network, history=SimpleNamespace(stopped_by=None))
+    context, rates = RunContext(arguments), []
+    callback.on_train_begin(context)
+    for epoch, value in enumerate(values, 1):
+        nn.init.constant_(network.weight, epoch)
+        arguments.update(cur_epoch_num=epoch, eval_results={"eval_loss": value})
+        callback.on_train_epoch_end(context)
+        rates.append([group["lr"] for group in optimizer.param_groups])
+        if context.get_stop_requested():
+            break
+    callback.on_train_end(context)
+    return rates, len(rates) if context.get_stop_requested() else None, network.weight.flatten().tolist()
 
 
-def test_reduce_on_plateau_raises_no_rate() -> None:
-    model = make_model()
-    groups: Any = [{"params": model[0].parameters(), "lr": 0.02}, {"params": model[-1].parameters()}]
-    loop = StepLoop(model, functional.cross_entropy, torch.optim.SGD(groups, lr=0.1))
-    callback = ReduceLROnPlateau(factor=0.5, patience=1, min_lr=0.03)
-    history = loop.run(make_batches(1), epochs=4, callbacks=[Results("eval_loss", [1.0] * 4), callback])
-    assert history.learning_rates.tolist() == [[0.02, 0.1], [0.02, 0.1], [0.02, 0.05], [0.02, 0.03]]
+def random_values(draw: random.Random) -> list[float]:
+    """Values on a coarse grid, so that some are equal to the best and some lie on the threshold; NaN now and then."""
+    return [math.nan if draw.random() < 0.05 else draw.randint(-8, 8) / draw.choice([4, 10]) for _ in range(30)]
+
+
+def test_reduce_on_plateau_is_torchs() -> None:
+    for seed in range(200):
+        draw = random.Random(seed)
+        values, mode = random_values(draw), draw.choice(["min", "max"])
+        rates = [draw.choice([0.1, 0.02]) for _ in range(draw.randint(1, 3))]
+        options: dict[str, Any] = {
+            "factor": draw.choice([0.0, 0.1, 0.5]),
+            "patience": draw.randint(0, 4),
+            "threshold": draw.choice([0.0, 1e-4, 0.1, 0.25]),
+            "threshold_mode": draw.choice(["rel", "abs"]),
+            "cooldown": draw.randint(0, 3),
+            "min_lr": draw.choice([0.0, 0.01, [draw.choice([0.0, 0.03]) for _ in rates]]),
+            "eps": draw.choice([1e-8, 0.02]),
+        }
+        optimizers: list[Any] = []
+        for _ in range(2):
+            groups: Any = [{"params": [nn.Parameter(torch.zeros(1))], "lr": rate} for rate in rates]
+            optimizers.append(torch.optim.SGD(groups, lr=1.0))
+        ours, _, _ = judged(ReduceLROnPlateau(mode=mode, **options), optimizers[0], values)
+        scheduler = lr_scheduler.ReduceLROnPlateau(optimizers[1], mode, **options)
+        expected = []
+        for value in values:
+            scheduler.step(value)
+            expected.append([group["lr"] for group in optimizers[1].param_groups])
+        assert ours == expected, (seed, mode, options, values)
+
+
+def test_reduce_on_plateau_by_the_training_loss() -> None:
+    """With the defaults of torch's scheduler, and by what the run computes."""
+    loop, other = make_loop(), torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    scheduler = lr_scheduler.ReduceLROnPlateau(other, factor=0.5, patience=1)
+    history = loop.run(make_batches(2), epochs=9, callbacks=[ReduceLROnPlateau("loss", factor=0.5, patience=1)])
+    expected = []
+    for loss in history.losses[1::2].tolist():
+        expected += [other.param_groups[0]["lr"]] * 2
+        scheduler.step(loss)
+    assert history.learning_rates.flatten().tolist() == expected
+    assert expected[-1] < 0.1
+
+
+def test_reduce_on_plateau_names_torchs_arguments() -> None:
+    with pytest.raises(TypeError, match=r"no argument 'min_delta'; .*threshold=\.\.\., threshold_mode='abs'"):
+        ReduceLROnPlateau(min_delta=0.1)
+    with pytest.raises(ValueError, match="threshold_mode='relative'"):
+        ReduceLROnPlateau(threshold_mode="relative")
+    with pytest.raises(ValueError, match="min_lr"):  # before the first epoch, by torch
+        make_loop().run(make_batches(1), callbacks=[ReduceLROnPlateau("loss", min_lr=[0.1, 0.1])])
+
+
+def keras_early_stopping(values: list[float], mode: str, options: dict[str, Any]) -> tuple[int | None, float]:
+    """The rule of Keras and MindSpore: the epoch after which it stops, and the epoch of the best weights."""
+    delta, baseline = abs(options["min_delta"]), options["baseline"]
+    delta = -delta if mode == "min" else delta
+    improves = (lambda value, other: value - delta < other) if mode == "min" else lambda v, other: v - delta > other
+    best, waited, weights = math.inf if mode == "min" else -math.inf, 0, 1
+    for epoch, value in enumerate(values, 1):
+        waited += 1
+        if improves(value, best):
+            best, weights = value, epoch
+            if baseline is None or improves(value, baseline):
+                waited = 0
+                continue
+        if waited >= options["patience"]:
+            return epoch, weights
+    return None, weights
+
+
+def test_early_stopping_is_that_of_keras_and_mindspore() -> None:
+    for seed in range(200):
+        draw = random.Random(seed)
+        values, mode = random_values(draw), draw.choice(["min", "max"])
+        options: dict[str, Any] = {
+            "min_delta": draw.choice([0.0, 0.1, 0.25, -0.1]),
+            "patience": draw.randint(0, 8),
+            "baseline": draw.choice([None, 0.0, 0.5]),
+        }
+        callback = EarlyStopping(mode=mode, restore_best_weights=True, **options)
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+        _, stopped, weights = judged(callback, optimizer, values)
+        assert (stopped, weights[0]) == keras_early_stopping(values, mode, options), (seed, mode, options, values)
+
+
+class PerClass:
+    """A metric that is one number for each class."""
+
+    def reset(self) -> None:
+        self.counts = torch.zeros(3)
+
+    def update(self, output: Any, labels: Any) -> None:
+        self.counts += torch.bincount(labels, minlength=3)[:3]
+
+    def compute(self) -> Any:
+        return self.counts
+
+
+@pytest.mark.parametrize("make_callback", [EarlyStopping, ReduceLROnPlateau, ModelCheckpoint])
+def test_a_monitored_result_is_one_number(make_callback: Any, tmp_path: Path) -> None:
+    options = {"directory": tmp_path} if make_callback is ModelCheckpoint else {}
+    callback = make_callback(monitor="recall", mode="max", **options)
+    evaluation = Evaluation(make_batches(2), {"recall": PerClass()})
+    with pytest.raises(TypeError, match=r"monitor='recall' is a tensor of shape \[3\].*compute\(\) gives one"):
+        make_loop().run(make_batches(2), callbacks=[evaluation, callback])
 
 
 def test_on_request_exit_by_signal(tmp_path: Path) -> None:

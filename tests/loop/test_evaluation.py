@@ -216,7 +216,7 @@ def test_callbacks_see_the_results_wherever_they_stand(capsys: pytest.CaptureFix
     history, events = History(), Events()
     callbacks = [
         EarlyStopping("eval_loss", min_delta=10, patience=1),
-        ReduceLROnPlateau("eval_loss", min_delta=10, patience=1, factor=0.5),
+        ReduceLROnPlateau("eval_loss", threshold=10, threshold_mode="abs", patience=0, factor=0.5),
         LossMonitor(0),
         events,
         Old(),
@@ -335,3 +335,15 @@ def test_an_evaluation_that_is_refused_leaves_nothing_in_the_report() -> None:
     with pytest.raises(ValueError, match="need outputs and labels"):
         loop.evaluate(VALID, metrics={"accuracy"})
     assert loop.explain() == before
+
+
+@pytest.mark.parametrize("evaluate", [StepLoop.evaluate, lambda loop, batches: loop.run(batches)])
+def test_batches_of_three_are_refused_as_in_training(evaluate: Any) -> None:
+    """Not inside the loss function, which takes two arguments, or takes the third for something else."""
+    model = make_model()
+    loop = StepLoop(model, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1))
+    batches = [(*batch, torch.ones(5)) for batch in make_batches(2)]  # the third would be class weights
+    with pytest.raises(TypeError, match=r"the batch is a tuple of 3; .*\(x, y\).* forward="):
+        evaluate(loop, batches)
+    judge = lambda model, batch: (None, model(batch[0]), batch[1])  # noqa: E731
+    assert loop.evaluate(batches, metrics={"accuracy"}, forward=judge)["accuracy"] >= 0

@@ -23,6 +23,8 @@ from torch_sink.loop import Callback, CheckpointConfig, LambdaCallback, ModelChe
 from torch_sink.loop.checkpoints import list_checkpoints
 from torch_sink.sink import SinkLoader
 
+pytestmark = pytest.mark.halved
+
 SCRIPT = Path(__file__).with_name("interrupted_run.py")
 LIMIT = 300  # seconds; a run takes a few on a machine at rest
 
@@ -39,11 +41,11 @@ class Lives:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
 
-    def start(self, directory: Path, pause: float = 0.0) -> Life:
+    def start(self, directory: Path, pause: float = 0.0, **options: int) -> Life:
         printed = directory / "printed"
         if not printed.exists():
             os.mkfifo(printed)
-        self.send(json.dumps([str(directory), pause, str(printed)]))
+        self.send(json.dumps([str(directory), pause, str(printed), options]))
         return Life(int(self.receive()), printed.open(), self)
 
     def send(self, line: str) -> None:
@@ -107,6 +109,24 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path, lives: Lives, uninterr
     assert (tmp_path / "result.txt").read_text() == uninterrupted
 
 
+@pytest.mark.slow
+def test_a_run_that_is_killed_at_every_step_ends_with_the_same_bits(tmp_path: Path, lives: Lives) -> None:
+    """Three epochs of ten batches, accumulated by three: a window of one step at each epoch's end."""
+    options = {"batch_size": 5, "accumulate": 3, "every": 1}
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole.mkdir()
+    killed.mkdir()
+    assert lives.start(whole, **options).finish()[1] == 0
+    for kill_at in range(1, 30):
+        life = lives.start(killed, pause=0.05, **options)
+        for line in life.output:
+            if line.startswith("step ") and int(line.split()[1]) >= kill_at:
+                break
+        assert life.end(signal.SIGKILL) == -signal.SIGKILL
+    assert lives.start(killed, **options).finish()[1] == 0
+    assert (killed / "result.txt").read_text() == (whole / "result.txt").read_text()
+
+
 def test_a_signal_saves_and_leaves_cleanly(tmp_path: Path, lives: Lives, uninterrupted: str) -> None:
     """SIGINT in the first life, SIGTERM in the second, each after the first sink."""
     stopped_at = 0
@@ -123,7 +143,8 @@ def test_a_signal_saves_and_leaves_cleanly(tmp_path: Path, lives: Lives, uninter
             assert printed.endswith(f"interrupted at {stopped_at}, {stopped_at - before} losses\n")
         else:
             assert code == -number, "SIGTERM ends the process, after a checkpoint of the step it reached"
-            assert not printed or printed.endswith(f"step {stopped_at}\n")
+            steps = [line for line in printed.splitlines() if line.startswith("step ")]
+            assert not steps or steps[-1] == f"step {stopped_at}"
     assert f"resumed at {stopped_at}\n" in lives.start(tmp_path).finish()[0]
     assert (tmp_path / "result.txt").read_text() == uninterrupted
 

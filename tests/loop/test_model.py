@@ -16,6 +16,7 @@ from loop.reference import assert_equal_training, make_batches, make_model, plai
 from loop.test_callbacks import Recorder
 from torch_sink.loop import (
     Callback,
+    Evaluation,
     JitConfig,
     LambdaCallback,
     LossMonitor,
@@ -26,6 +27,8 @@ from torch_sink.loop import (
     no_host_sync,
 )
 from torch_sink.sink import SinkLoader
+
+pytestmark = pytest.mark.halved
 
 
 def make(metrics: Any = None, **options: Any) -> Model:
@@ -525,3 +528,53 @@ def test_jit_level_o0_leaves_the_function_alone() -> None:
     with pytest.raises(TypeError, match="jit got int"):
         jit(3)
     assert make(jit_config=JitConfig(jit_level="O0")).train(1, make_batches(1)).steps == 1
+
+
+@pytest.mark.parametrize("sink_mode", [True, False])
+def test_step_numbers_begin_anew_with_each_call(sink_mode: bool) -> None:
+    """As in MindSpore; checkpoints, evaluations and a StepLoop go by all steps of the loop."""
+    network = make_model()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    model = Model(network, functional.cross_entropy, optimizer, metrics={"accuracy"})
+    seen: list[tuple[str, int]] = []
+
+    class Numbers(Callback):
+        def on_train_begin(self, run_context: Any) -> None:
+            seen.append(("begin", run_context.original_args().cur_step_num))
+
+        def on_train_step_begin(self, run_context: Any) -> None:
+            seen.append(("step_begin", run_context.original_args().cur_step_num))
+
+        def on_train_step_end(self, run_context: Any) -> None:
+            seen.append(("step_end", run_context.original_args().cur_step_num))
+
+    evaluation = Evaluation(make_batches(1), every_steps=4)
+    histories = []
+    for _ in range(2):
+        histories.append(
+            model.train(2, make_batches(4), callbacks=[Numbers(), evaluation], dataset_sink_mode=sink_mode)
+        )
+    assert seen[: len(seen) // 2] == seen[len(seen) // 2 :]
+    steps = [4, 8] if sink_mode else range(1, 9)
+    assert seen[: len(seen) // 2] == [
+        ("begin", 0),
+        *((event, n) for n in steps for event in ("step_begin", "step_end")),
+    ]
+    assert [step for history in histories for step, _ in history.evaluations] == [4, 8, 12, 16]
+
+
+def test_step_numbers_of_a_resumed_call_go_on(tmp_path: Path) -> None:
+    def make() -> Model:
+        network = make_model()
+        return Model(network, functional.cross_entropy, torch.optim.SGD(network.parameters(), lr=0.1))
+
+    seen: list[int] = []
+    note = LambdaCallback(on_train_step_end=lambda context: seen.append(context.original_args().cur_step_num))
+    stop = LambdaCallback(on_train_epoch_end=lambda context: context.request_stop())
+    first, again = make(), make()
+    first.train(3, make_batches(4))
+    first.train(3, make_batches(4), callbacks=[note, stop])
+    first.loop.save(tmp_path)
+    assert again.loop.resume(tmp_path) == 16
+    again.train(3, make_batches(4), callbacks=[note])
+    assert seen == [4, 8, 12]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from loop.reference import make_batches, make_model, plain_loop
 from torch_sink.amp import StaticLossScaler
-from torch_sink.loop import LambdaCallback, StepLoop, SummaryCollector, no_host_sync
+from torch_sink.loop import LambdaCallback, Model, StepLoop, SummaryCollector, no_host_sync
 from torch_sink.sink import SinkLoader
+
+pytestmark = pytest.mark.halved
 
 
 def make_loop(**options: Any) -> StepLoop:
@@ -105,7 +109,13 @@ def test_schedules_equal_a_plain_loop_at_every_step(name: str, accumulate: int) 
     scheduler = SCHEDULERS[name](optimizer)
     torch.manual_seed(5)
     losses, rates = plain_loop(
-        model, functional.cross_entropy, optimizer, batches * 2, scheduler=scheduler, accumulate=accumulate
+        model,
+        functional.cross_entropy,
+        optimizer,
+        batches * 2,
+        scheduler=scheduler,
+        accumulate=accumulate,
+        per_epoch=len(batches),
     )
     assert torch.equal(history.learning_rates, rates)
     assert torch.equal(history.losses, losses)
@@ -123,15 +133,15 @@ def test_schedule_by_epoch_and_by_overflowed_steps() -> None:
     assert history.learning_rates.flatten().tolist() == [0.1, 0.05, 0.025], "stepped for the skipped update too"
 
 
-def test_accumulation_is_counted_across_epochs_and_runs() -> None:
-    """5 batches and 3 to an update: the update of epoch 1's last two comes with epoch 2's first."""
+def test_accumulation_begins_anew_in_each_epoch_and_run() -> None:
+    """5 batches and 3 to an update: the last two of an epoch make one as well."""
     batches = make_batches(5)
     loop = make_loop(accumulate=3, steps_per_sync=2)
     histories = [loop.run(batches, epochs=2), loop.run(batches)]
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     torch.manual_seed(5)
-    losses, _ = plain_loop(model, functional.cross_entropy, optimizer, batches * 3, accumulate=3)
+    losses, _ = plain_loop(model, functional.cross_entropy, optimizer, batches * 3, accumulate=3, per_epoch=5)
     assert torch.equal(torch.cat([history.losses for history in histories]), losses)
     assert torch.equal(loop.model[-1].weight, model[-1].weight)
 
@@ -261,7 +271,7 @@ def test_rates_that_are_tensors_are_read_in_one_copy() -> None:
 
     model = make_model()
     loop = StepLoop(model, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=torch.tensor(0.5)))
-    loop.schedule.start()
+    loop.schedule.start([True] * 3)
     for _ in range(3):
         loop.schedule.before_step()
     with Reader():
@@ -287,9 +297,8 @@ def test_close_is_idempotent_and_the_loop_goes_on() -> None:
 
 def test_summary_collector_writes_every_step(tmp_path: Path) -> None:
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    results = LambdaCallback(
-        on_train_epoch_end=lambda context: context.original_args().update(eval_results={"eval_loss": 0.25})
-    )
+    evaluated = {"eval_loss": 0.25, "recall": torch.tensor([0.5, 0.75])}
+    results = LambdaCallback(on_train_epoch_end=lambda context: context.original_args().update(eval_results=evaluated))
     history = make_loop(steps_per_sync=3).run(make_batches(5), callbacks=[results, SummaryCollector(tmp_path)])
     written = event_accumulator.EventAccumulator(str(tmp_path))
     written.Reload()
@@ -298,9 +307,19 @@ def test_summary_collector_writes_every_step(tmp_path: Path) -> None:
     assert [event.value for event in losses] == history.losses.tolist()
     assert [event.value for event in written.Scalars("learning_rate/0")] == pytest.approx([0.1] * 5)
     assert written.Scalars("eval/loss")[0].value == 0.25
+    assert [written.Scalars(f"eval/recall/{place}")[0].value for place in (0, 1)] == [0.5, 0.75]
 
 
 def test_summary_collector_says_how_to_get_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
     with pytest.raises(ImportError, match=r"torch-sink\[summary\]"):
         make_loop().run(make_batches(1), callbacks=[SummaryCollector(tmp_path)])
+
+
+@pytest.mark.parametrize("kind", [StepLoop, Model])
+def test_a_copy_is_refused_with_what_to_do(kind: Any) -> None:
+    model = make_model()
+    loop = kind(model, functional.cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
+    for send in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(TypeError, match=r"cannot be pickled or copied.*loop\.save.*loop\.state_dict"):
+            send(loop)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import json
 import os
 import select
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -19,6 +22,7 @@ import torch
 BENCHMARKS = Path(__file__).resolve().parents[2] / "examples" / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
+import fallback_cost  # noqa: E402
 import gpu  # noqa: E402
 import harness  # noqa: E402
 import host_cost  # noqa: E402
@@ -27,9 +31,11 @@ import kernel_usage  # noqa: E402
 import report  # noqa: E402
 import report_picture  # noqa: E402
 import report_tables  # noqa: E402
+import report_worker  # noqa: E402
 import support_cost  # noqa: E402
 import torch_sink  # noqa: E402
 from torch_sink.cli.photos import make_photo  # noqa: E402
+from torch_sink.loop.engines import build  # noqa: E402
 
 pytestmark = pytest.mark.once_on_oldest
 
@@ -69,6 +75,40 @@ PARTS_OF_EVERY_BATCH = (host_cost.RECEIVING, host_cost.DECODING, host_cost.PLACI
 def test_overlapping_intervals_are_counted_once() -> None:
     assert harness.covered([(0, 10), (2, 5), (8, 12), (20, 21)]) == 13
     assert harness.covered([]) == 0
+
+
+def test_batches_that_repeat_are_read_in_the_thread_that_trains() -> None:
+    class Noted(harness.Repeated):
+        def __iter__(self) -> Iterator[Any]:
+            for batch in super().__iter__():
+                threads.add(threading.current_thread())
+                yield batch
+
+    threads: set[threading.Thread] = set()
+    with torch_sink.SinkLoader(Noted([torch.ones(2), torch.zeros(2)]), batches_per_epoch=3) as loader:
+        assert [batch.tolist() for batch in loader] == [[1, 1], [0, 0], [1, 1]]
+    assert threads == {threading.current_thread()}
+
+
+def test_a_row_that_is_not_what_it_is_called_is_not_published(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec: Any = importlib.util.spec_from_file_location("loop_benchmark", BENCHMARKS / "loop.py")
+    loop_benchmark = importlib.util.module_from_spec(spec)  # "loop" is a folder of tests
+    monkeypatch.setitem(sys.modules, "loop_benchmark", loop_benchmark)
+    spec.loader.exec_module(loop_benchmark)
+    monkeypatch.setattr(build, "compiler_problem", lambda: "no compiler is there")
+    plain = loop_benchmark.plain(False, None)
+    loops = {"plain": plain, "torch.compile": plain}
+    loops |= {f"StepLoop {mode}, sink 4": loop_benchmark.sink(mode, 4) for mode in ("eager", "compile")}
+    monkeypatch.setattr(loop_benchmark, "loops", lambda cuda: loops)
+    case = loop_benchmark.Case(loop_benchmark.make_mlp, (8, 64), steps=8)
+    *_, measured = loop_benchmark.measure(case, torch.device("cpu"), None, rounds=1, seconds=0)
+    assert list(measured["loops"]) == ["plain", "torch.compile", "StepLoop eager, sink 4"]
+    problem = "8 compiled steps were to be measured, and there were 0 captured, 0 compiled, 8 eager"
+    assert measured["refused"] == {"StepLoop compile, sink 4": problem}
+    loop_benchmark.print_table("mlp", measured)
+    assert f"is not published: {problem}" in capsys.readouterr().out
 
 
 def test_cpu_seconds_count_running_children() -> None:
@@ -186,6 +226,23 @@ def test_rows_of_the_support_table_are_pipelines(tmp_path: Path) -> None:
         assert made.shape == (3, 10, 3, 8, 8)
 
 
+def test_the_readme_says_what_its_own_fallback_costs() -> None:
+    result = json.loads((report.RESULTS / "fallback_cost.json").read_text())
+    (fallback,) = result["fallback_cost"][fallback_cost.WITH]["fallbacks"]
+    assert "lambda" in fallback
+    assert result["fallback_cost"][fallback_cost.WITHOUT]["fallbacks"] == {}
+    readme = (report.ROOT / "README.md").read_text()
+    assert "transforms.Lambda(lambda image: image.filter(ImageFilter.MedianFilter()))" in readme
+    assert "[transforms.RandomResizedCrop(224), median, transforms.ToTensor()]" in readme
+    costs = {("with", "stock"): 12.0, ("with", "torch_sink"): 9.96, ("without", "stock"): 4.0, ("without", "torch_sink"): 0.25}  # fmt: skip
+    for (name, side), milliseconds in costs.items():
+        result["fallback_cost"][f"{name} the filter"][f"{side}_ms"]["p50"] = milliseconds
+    said = " ".join(report_worker.fallback_sentence(result).split())
+    assert (
+        "costs a data worker 10.0 ms of CPU time instead of 0.25, of which the filter itself is 8.0 (AMD EPYC" in said
+    )
+
+
 def test_a_batch_that_differs_is_not_measured(tmp_path: Path) -> None:
     wrong = support_cost.Case(lambda image: torch.tensor(torch_sink.get_image_backend() == "device"), torch.stack)
     with pytest.raises(SystemExit, match="a name: the batch differs from stock torchvision's"):
@@ -211,8 +268,28 @@ def test_the_report_lists_what_costs_most() -> None:
         ("loader.py", ("--images", "8", "--workers", "1", "--rounds", "1", "--epochs", "1", "--batch-size", "2")),
         ("scale.py", ("--images", "4", "--rounds", "1")),
         ("worker_cost.py", ("--images", "8", "--rounds", "1", "--rows", "MNIST eval", "start")),
+        ("fallback_cost.py", ("--images", "8", "--rounds", "1")),
         ("support_cost.py", ("--rounds", "1", "--rows", "v1.CenterCrop,", "functional.hflip, uint8")),
         ("slabs.py", ("--images", "8", "--rounds", "1", "--batches", "8", "--batch-size", "16")),
+        (
+            "epoch_border.py",
+            (
+                "--images",
+                "4",
+                "--rounds",
+                "1",
+                "--batches",
+                "2",
+                "--batch-size",
+                "2",
+                "--workers",
+                "1",
+                "--epochs",
+                "2",
+                "--step-seconds",
+                "0.01",
+            ),
+        ),
     ],
 )
 def test_a_script_runs_small(script: str, options: tuple[str, ...], tmp_path: Path) -> None:
@@ -245,8 +322,8 @@ def test_the_picture_of_a_jpeg_s_way_shows_the_results() -> None:
     shown = report_picture.picture(results)
     ElementTree.fromstring(shown)
     kernels = [name for names in report_picture.DECODER.values() for name in names]
-    counted = [row["name"] for row in results["kernels"]["counts"]["decoder"]]
-    assert sorted([*kernels, "all"]) == sorted(counted), "each kernel in one step"
+    for lanes in results["kernels"]["counts"]["decoder"]:
+        assert sorted([*kernels, "all"]) == sorted(row["name"] for row in lanes), "each kernel in one step"
     results["worker_cost"]["worker_cost"][f"{report_picture.PIPELINE}, batch 256"]["slabs_ms"]["p50"] = 123.45
     assert "123.45 ms" in report_picture.picture(results)
     assert "123.45 ms" not in shown

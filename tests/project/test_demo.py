@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -64,25 +65,48 @@ def test_the_demo_trains_equally_with_and_without_torch_sink(short_demo: tuple[s
     assert (output / "demo_report.png").stat().st_size > 1000
 
 
-def test_the_demo_prints_a_line_for_each_run(short_demo: tuple[str, dict, Path]) -> None:
+def test_the_demo_prints_a_line_for_each_step(short_demo: tuple[str, dict, Path]) -> None:
     printed, _, _ = short_demo
-    lines = [line for line in printed.splitlines() if line.startswith("Training with")]
-    assert len(lines) == 4
-    assert all("... 46 steps in " in line and "\r" not in line for line in lines)
+    lines = [re.fullmatch(r"(.*?) \.\.\. (.* )?\d+\.\d s", line) for line in printed.splitlines()]
+    steps = [line[1] for line in lines if line]
+    trained = [f"Training with {name}, run {run} of 4" for run, name in enumerate(("stock", "torch_sink", "torch_sink", "stock"), 1)]  # fmt: skip
+    measured = [f"Measuring a data worker, round {number} of 7" for number in range(1, 8)]
+    wrote = ["Writing 1,797 handwritten digits as JPEG files", "Writing 64 photo-like JPEG files"]
+    assert steps == [wrote[0], *trained, wrote[1], *measured]
+    assert len(re.findall(r"\.\.\. \.* 46 steps in \d+ s, with imports and test \d+\.\d s\n", printed)) == 4
+    assert "\r" not in printed
 
 
 @pytest.mark.parametrize(
     ("stock", "sink", "is_noise"),
-    [([10, 11], [10.5, 12], True), ([10, 11], [8, 9], False), ([10, 11], [12, 13], False)],
+    [([10, 11], [10.5, 12], True), ([10, 11], [8, 9], False), ([10, 11], [12, 13], False), ([10, 11], [11, 12], True)],
 )
-def test_speeds_whose_runs_overlap_are_no_difference(
-    stock: list[float], sink: list[float], is_noise: bool, short_demo: tuple[str, dict, Path], demo: ModuleType
+def test_the_chart_and_the_table_say_the_same_of_speed(
+    stock: list[float],
+    sink: list[float],
+    is_noise: bool,
+    short_demo: tuple[str, dict, Path],
+    demo: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    import matplotlib.figure
+
     _, report, _ = short_demo
     report = copy.deepcopy(report)
     report["stock"]["seconds"], report["torch_sink"]["seconds"] = stock, sink
     (line,) = [line for line in demo.format_table(report).splitlines() if line.startswith("images per second")]
-    assert ("no difference" in line) == is_noise
+    axes: list[matplotlib.axes.Axes] = []
+    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", lambda figure, *_, **__: axes.extend(figure.axes))
+    demo.draw_chart(report, Path("unused"))
+    chart = axes[1]
+    assert ("no difference" in line) == ("no difference" in chart.get_title()) == is_noise
+    labels = [text.get_text() for text in chart.texts]
+    assert all(label in line for label in labels)
+    drawn = [sorted(line.get_ydata()) for line in chart.lines]
+    assert [f"{runs[0]:.0f}-{runs[-1]:.0f}" for runs in drawn] == labels
+    # What the eye sees: the two lines overlap just where the text says "no difference".
+    assert (drawn[0][0] <= drawn[1][-1] and drawn[1][0] <= drawn[0][-1]) == is_noise
+    assert chart.get_ylim()[0] == 0
 
 
 def test_the_demo_prints_the_lines_that_differ(short_demo: tuple[str, dict, Path]) -> None:

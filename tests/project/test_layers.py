@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm
 
 import torch_sink
 
@@ -46,9 +47,9 @@ NEVER_IMPORTED_BY = {
 }
 
 PUBLIC_NAMES = """
-    Callback CheckpointConfig DecodeError DecodeReport EarlyStopping Evaluation FallbackReport History HostSyncError
-    JitConfig LambdaCallback
-    LearningRateScheduler LossMonitor Model ModelCheckpoint NonFiniteLoss OnRequestExit ProgressBar QueueStats
+    Accuracy Callback CheckpointConfig DecodeError DecodeReport EarlyStopping Evaluation FallbackReport History
+    HostSyncError JitConfig LambdaCallback
+    LearningRateScheduler LossMonitor MeanIoU Model ModelCheckpoint NonFiniteLoss OnRequestExit ProgressBar QueueStats
     ReduceLROnPlateau RunContext RunHistory SinkError SinkLoader SinkTimeout StepLoop SummaryCollector SupportRow
     TimeMonitor UnsupportedOperation amp data_sink decode_images decode_providers decode_report explain
     fallback_report
@@ -180,6 +181,29 @@ def test_one_file_knows_other_training_libraries() -> None:
     assert files == ["common/integrations.py"]
 
 
+# What prints or warns, outside of the command line: file -> how often.
+SPEAKS = {
+    "common/ranks.py": 2,
+    "loop/monitors.py": 1,  # a line, where `common.ranks.speaks`
+    "common/integrations.py": 1,  # on rank 0
+    "sink/passes.py": 1,  # on rank 0
+    "image/core/proof.py": 1,  # of kernels on the device of this rank
+}
+
+
+def test_one_place_decides_which_rank_speaks() -> None:
+    """A new line would come once for each GPU: log by `warn` or `warn_of_rank`, print by `show`."""
+    spoken: dict[str, int] = {}
+    for file in ROOT.rglob("*.py"):
+        name = file.relative_to(ROOT).as_posix()
+        if name.startswith("cli/"):
+            continue
+        calls = [node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+        count = sum(ast.unparse(call) in ("print", "_log.warning", "log.warning", "warnings.warn") for call in calls)
+        spoken |= {name: count} if count else {}
+    assert spoken == SPEAKS
+
+
 def imported_names(file: Path, layer: str) -> list[str]:
     names = []
     for node in ast.walk(ast.parse(file.read_text())):
@@ -195,7 +219,7 @@ def imported_names(file: Path, layer: str) -> list[str]:
 @pytest.fixture(scope="module")
 def side_effects() -> list[list[str]]:
     """What importing torch_sink changes, and what is not as before once the backend is set and set back."""
-    return json.loads(run_python(SIDE_EFFECTS))
+    return json.loads(warm.run("-c", SIDE_EFFECTS, timeout=300).stdout)
 
 
 def test_importing_changes_nothing(side_effects: list[list[str]]) -> None:
@@ -207,7 +231,8 @@ def test_setting_the_backend_back_restores_every_attribute(side_effects: list[li
 
 
 def test_the_public_names_are_there_and_sorted() -> None:
-    assert run_python("import torch_sink.amp; from torch_sink.amp import DynamicLossScaler; print(torch_sink.amp)")
+    code = "import torch_sink.amp; from torch_sink.amp import DynamicLossScaler; print(torch_sink.amp)"
+    assert warm.run("-c", code, timeout=300).stdout
     assert [name for name in dir(torch_sink) if name[0] != "_"] == sorted({*torch_sink.__all__, *torch_sink._LATER})
     missing = sorted(set(PUBLIC_NAMES.split()) - set(torch_sink.__all__))
     assert not missing, f"removed from the public names: {missing}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from typing import Any
 import bare
 import psutil
 import pytest
+import torch
 from simulators.fake_cuda import fake_cuda  # noqa: F401 a fixture
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "examples" / "benchmarks"
@@ -23,6 +25,7 @@ sys.path.insert(0, str(BENCHMARKS))
 import gpu  # noqa: E402
 import gpu_summary  # noqa: E402
 import gpu_tests  # noqa: E402
+import train  # noqa: E402
 
 WORKS = "import json, sys; open(sys.argv[2], 'w').write(json.dumps({'options': sys.argv[3:]}))"
 HANGS = """
@@ -103,7 +106,7 @@ def test_a_benchmark_that_is_cut_short_keeps_its_figures(
     monkeypatch.setattr(gpu.Run, "__init__", with_limits)
     monkeypatch.setattr(gpu, "LEAST_SECONDS", 1.0)
     status, runs = rehearse(place, step("worker_cost", seconds=3), step("scale", seconds=0))
-    assert status == 1
+    assert status == 0, "out of time is no failure"
     assert runs["worker_cost"]["status"] == "out of time"
     assert runs["worker_cost"]["result"]["unfinished"]
     assert runs["scale"]["status"] == "not started"
@@ -129,10 +132,70 @@ def test_time_that_a_step_leaves_is_there_for_the_next(monkeypatch: pytest.Monke
 
 
 def test_everything_takes_less_than_nine_minutes() -> None:
-    assert sum(step.seconds for step in gpu.STEPS) < 9 * 60
+    assert sum(step.seconds for step in gpu.STEPS if not step.is_apart) < 9 * 60
     scripts = {step.name for step in gpu.STEPS if (BENCHMARKS / f"{step.name}.py").is_file()}
-    assert {step.name for step in gpu.STEPS} - scripts == {"compile", "doctor", "tests", "sanitizer"}
+    assert {step.name for step in gpu.STEPS} - scripts == {"compile", "doctor", "pixels", "tests", "sanitizer"}
     assert all(step.options and step.trial for step in gpu.STEPS if step.name in scripts)
+
+
+# Assumed seconds on a machine where all is cold: until a process has imported torch and has a context, until ResNet-50 is
+# compiled, and to measure one contender.
+BEGIN, COMPILE, CONTENDER = 6.0 + 3.0, 45.0, 20.0
+SLOW = {
+    "compile": 120.0, "doctor": 20.0, "pixels": 90.0, "train": BEGIN + COMPILE + 2 * CONTENDER,
+    "loader": BEGIN + CONTENDER, "tests": 150.0, "decode": BEGIN + 3 * CONTENDER, "jpeg": 40.0,
+    "loop": BEGIN + COMPILE + 4 * CONTENDER, "transforms": 60.0, "host_cost": 30.0, "worker_cost": 30.0, "scale": 60.0,
+}  # fmt: skip
+
+
+def test_training_is_compared_with_stock_before_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As its script goes through the contenders: each compiles once, but for stock, which does not."""
+    clock, known, options = [BEGIN], set[str](), step("train").options
+    workers = [text for text in options[options.index("--workers") + 1 :] if text.isdigit()][:2]
+
+    class Measured(train.ModelResults):
+        def __init__(self, *_: Any) -> None:
+            self.found = {"gate": {}, "failed": {}, "contenders": {key: {} for key in train.CONTENDERS}}
+
+        def _measured(self, key: str, workers: int) -> dict[str, Any]:
+            compiles = key not in known and key not in ("stock", train.SYNTHETIC)  # which takes the code that is there
+            known.add(key)
+            clock[0] += CONTENDER + COMPILE * compiles
+            return {"at": clock[0]}
+
+    monkeypatch.setattr(train, "ModelResults", Measured)
+    arguments = argparse.Namespace(workers=[*map(int, workers)])
+    *_, found = train.measure_model("resnet50", Path(), arguments, torch.device("cpu"))
+    at = {key: min(result["at"] for result in counts.values()) for key, counts in found["contenders"].items()}
+    limit = next(one.seconds for one in gpu.STEPS if one.name == "train")
+    assert workers == ["8", "2"]
+    assert [key for key in at if at[key] <= limit] == ["stock", "torch_sink", "prefetcher + compile"]
+    assert SLOW["train"] == at["torch_sink"]
+
+
+def test_what_matters_most_is_measured_where_everything_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = [0.0]
+
+    def runs(self: gpu.Run, step: gpu.Step, limit: float | None) -> list[dict[str, Any]]:
+        assert limit is not None
+        seconds = min(SLOW[step.name], limit)
+        clock[0] += seconds
+        status = "passed" if seconds == SLOW[step.name] else "out of time"
+        return [{"name": step.name, "status": status, "seconds": seconds, "error": ""}]
+
+    monkeypatch.setattr(gpu.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(gpu.Run, "_runs", runs)
+    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu, "describe_machine", lambda: {"gpu": "", "releases": {"torch": ""}, "commit": ""})
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    status = gpu.main(["--results", str(tmp_path), "--data", str(tmp_path)])
+    assert (status, clock[0] < 9 * 60) == (0, True)
+    found = {run["name"]: run for run in json.loads((tmp_path / "gpu.json").read_text())["runs"]}
+    assert list(found) == [step.name for step in gpu.STEPS if not step.is_apart]
+    assert all(found[name]["status"] == "passed" for name in ("doctor", "train", "loader"))
+    assert found["pixels"]["seconds"] >= 30
 
 
 def test_only_files_with_cuda_tests_are_imported_on_a_gpu() -> None:
@@ -268,7 +331,7 @@ def test_the_whole_of_it_without_a_gpu(tmp_path: Path) -> None:
     finished = subprocess.run(command, capture_output=True, text=True, timeout=3600)
     assert finished.returncode == 0, finished.stdout[-4000:] + finished.stderr[-2000:]
     runs = {run["name"]: run for run in json.loads((tmp_path / "gpu.json").read_text())["runs"]}
-    expected = {step.name for step in gpu.STEPS if step.name != "tests"}
+    expected = {step.name for step in gpu.STEPS if step.name not in ("pixels", "tests") and not step.is_apart}
     assert expected < runs.keys()
     assert len(runs) - len(expected) == len(gpu_tests.files_with_cuda_tests())
     measured = {step.name for step in gpu.STEPS if (BENCHMARKS / f"{step.name}.py").is_file()}

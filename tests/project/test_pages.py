@@ -5,16 +5,18 @@ from __future__ import annotations
 import ast
 import doctest
 import importlib
+import itertools
 import re
 import runpy
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import warm
+from PIL import Image
 
 import torch_sink
 import torch_sink.errors
@@ -26,6 +28,10 @@ pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
+sys.path.append(str(DOCS / "made_by"))
+
+import sink_pictures  # noqa: E402
+
 # What the pages behind "Get started" take for granted: a model, an optimizer, loaders of small batches.
 PRELUDE = """
 import torch
@@ -43,7 +49,7 @@ scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
 images, labels = batches[0]
 """
 # The others show code that needs several processes or a package of its own.
-RUN = ("index", "recipes", "image_backend", "data_sink", "step_loop", "mixed_precision")
+RUN = ("index", "recipes", "image_backend", "data_sink", "step_loop", "callbacks", "mixed_precision")
 MODULES = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
     for path in sorted((ROOT / "torch_sink").rglob("*.py"))
@@ -62,14 +68,26 @@ def beside_photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_first_page_runs_as_it_stands(beside_photos: Path) -> None:
-    script = beside_photos / "train.py"
-    script.write_text("\n\n".join(blocks(DOCS / "start.md")))
-    finished = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=240)
+def test_the_first_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the images that its own command writes, and to the verdict that it promises; but for the size of its crops."""
+    monkeypatch.chdir(tmp_path)
+    page = (DOCS / "start.md").read_text()
+    (command,) = re.findall(r"^    python -c \"(.*)\"$", page, flags=re.MULTILINE)
+    exec(command)
+    count, batch_size, epochs = (int(re.search(said, page)[1]) for said in (r"writes (\d+)", r"batch_size=(\d+)", r"range\((\d+)\)"))  # fmt: skip
+    assert len(list(tmp_path.rglob("*.jpg"))) == count
+    assert f"({count} images in batches of {batch_size} are {count // batch_size} an epoch" in page
+    script = tmp_path / "train.py"
+    code = "\n\n".join(blocks(DOCS / "start.md"))
+    assert "RandomResizedCrop(128)" in code
+    script.write_text(code.replace("RandomResizedCrop(128)", "RandomResizedCrop(32)"))
+    finished = warm.run(script, timeout=600)
     assert finished.returncode == 0, finished.stderr
-    assert "no fallbacks" in finished.stdout
-    assert "too few batches to tell" in finished.stdout
-    assert "2 steps, " in finished.stdout
+    lines = finished.stdout.splitlines()
+    assert lines[1] == "no fallbacks"
+    assert lines[2].startswith(f"{count // batch_size * epochs} batches, ")
+    assert lines[3].partition(":")[0] in ("input-bound", "compute-bound")
+    assert lines[4].startswith(f"{count // batch_size * 2} steps, ")
 
 
 # torch's compiler looks at the gradient of a loss that a compiled step returns.
@@ -170,3 +188,32 @@ def test_code_on_the_pages_is_not_cut_off() -> None:
     ]
     shown += [line for page in DOCS.rglob("*.md") for block in blocks(page) for line in block.splitlines()]
     assert max(map(len, shown)) <= 120
+
+
+def test_the_schedules_of_the_front_picture_are_those_of_its_costs() -> None:
+    """By hand, in microseconds: what the CPU does before the last kernel begins, its work, and the sync."""
+    each, step = sink_pictures.LAUNCH, sink_pictures.KERNELS * sink_pictures.KERNEL
+    launches = sink_pictures.KERNELS * each
+    tail = sink_pictures.KERNEL + sink_pictures.SYNC
+    periods = [sink_pictures.FETCH + launches + tail, launches + tail, each + step + sink_pictures.SYNC]
+    periods.append(each + sink_pictures.STEPS_PER_SYNC * step + sink_pictures.SYNC)
+    for sinks, period in zip(sink_pictures.LOOPS, periods, strict=True):
+        made = sink_pictures.schedule(sinks, sink_pictures.STEPS)
+        between = [after - before for before, after in itertools.pairwise(made.syncs)]
+        assert between == pytest.approx([period] * len(between))
+        assert made.busy == pytest.approx(sinks.steps_per_sync * step / period)
+        for row in (made.gpu, made.cpu):
+            assert all(ended <= begins for (_, ended), (begins, _) in itertools.pairwise(row))
+        launched = [end for begin, end in made.cpu if end - begin == each]
+        assert all(end <= begins for end, (begins, _) in zip(launched, made.gpu, strict=True))
+
+
+def test_the_front_picture_and_its_texts_are_up_to_date() -> None:
+    for name in ("sinks.png", "sinks_dark.png"):
+        with Image.open(DOCS / "images" / name) as picture:
+            assert picture.info["Description"] == sink_pictures.describe(), "run docs/made_by/sink_pictures.py"
+    for page in (ROOT / "README.md", DOCS / "index.md", DOCS / "how_it_works.md"):
+        assert sink_pictures.describe() in page.read_text()
+    text = " ".join((DOCS / "how_it_works.md").read_text().split())
+    assert sink_pictures.ASSUMED in text
+    assert f"{sink_pictures.WINDOW / 1000:g} ms of each loop" in text

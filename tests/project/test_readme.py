@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm
 
 from torch_sink.cli.photos import write_photos
 
@@ -23,7 +22,7 @@ def test_a_code_block_runs(number: int, tmp_path: Path) -> None:
     write_photos(tmp_path / "photos", count=8)
     script = tmp_path / "block.py"
     script.write_text(BLOCKS[number])
-    finished = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    finished = warm.run(script, cwd=tmp_path, timeout=240)
     assert finished.returncode == 0, finished.stderr
     if "fallback_report" in BLOCKS[number]:
         assert "<lambda>" in finished.stdout
@@ -37,8 +36,7 @@ def test_it_is_short_and_shows_code_early() -> None:
 
 
 def test_figures_come_from_the_committed_results() -> None:
-    command = [sys.executable, ROOT / "examples" / "benchmarks" / "report.py", "--check"]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    finished = warm.run(ROOT / "examples" / "benchmarks" / "report.py", "--check", timeout=60)
     assert finished.returncode == 0, finished.stderr
 
 

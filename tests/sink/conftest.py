@@ -31,7 +31,7 @@ def nothing_left_behind() -> Iterator[None]:
     threads = set(threading.enumerate())
     yield
     gc.collect()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30  # on a busy machine; how soon they have to end, their own tests say
     for left in (*multiprocessing.active_children(), *(set(threading.enumerate()) - threads)):
         left.join(max(deadline - time.monotonic(), 0))
     children = [child for child in worker_processes() if child.pid not in before]
@@ -42,7 +42,7 @@ def nothing_left_behind() -> Iterator[None]:
 def wait_for(producer: ThreadProducer, condition: Callable[[], bool]) -> None:
     """Waits until something holds of what the producer's thread guards."""
     with producer.changed:
-        assert producer.changed.wait_for(condition, 20)
+        assert producer.changed.wait_for(condition, 60)
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def on_a_ring(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         loader_module,
         "make_slots",
-        lambda form, slots, max_bytes, _: DeviceRing(slots or 3, form, ImmediateOps(), max_bytes),
+        lambda form, slots, max_bytes: DeviceRing(slots or 3, form, ImmediateOps(), max_bytes),
     )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import logging
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 import torch
 from image.broken_files import (
     JPEG,
+    OTHERS,
     QUIET,
     V1,
     Files,
@@ -28,10 +31,12 @@ from image.broken_files import (
 from image.check import assert_same_bits
 from PIL import Image
 from torch import nn
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 from torch.utils.data._utils.pin_memory import pin_memory
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchvision.datasets import folder
+from torchvision.io import decode_image, read_image
+from torchvision.transforms.functional import pil_to_tensor
 
 import torch_sink
 from torch_sink import SinkLoader
@@ -39,7 +44,7 @@ from torch_sink.damage.report import DecodeReport
 from torch_sink.damage.samples import GuardedCollate, PartialBatch
 from torch_sink.sink.snapshots import SnapshotBatch
 
-pytestmark = QUIET
+pytestmark = [pytest.mark.halved, QUIET]
 COUNT = 40
 
 
@@ -323,3 +328,104 @@ def test_the_thread_that_pins_memory_reaches_the_batch_inside() -> None:
     pinned = pin_memory(PartialBatch(SnapshotBatch(Batch(), 1, b"state"), lost))
     assert (type(pinned), type(pinned.batch)) == (PartialBatch, SnapshotBatch)
     assert pinned == PartialBatch(SnapshotBatch("pinned", 1, b"state"), lost)
+
+
+# --- errors name their files
+
+
+def in_memory(path: Path) -> Image.Image:
+    file = io.BytesIO(path.read_bytes())
+    file.name = str(path)
+    return Image.open(file).convert("RGB")
+
+
+def from_open_file(path: Path) -> Image.Image:
+    with open(path, "rb") as file:
+        return Image.open(file).convert("RGB")
+
+
+# Ways to read a file in a dataset; those behind None only the image backend can follow to their files.
+WAYS: list[Callable[[Path], Any] | None] = [
+    lambda path: Image.open(path).convert("RGB"),
+    lambda path: Image.open(str(path)).resize((8, 8)),
+    lambda path: Image.open(os.fsencode(path)).load(),
+    from_open_file,
+    in_memory,
+    lambda path: folder.default_loader(str(path)),
+    lambda path: read_image(str(path)),
+    None,
+    lambda path: decode_image(str(path)),
+]
+CONTENTS = [b"no image", b"", JPEG[0][: len(JPEG[0]) // 2], OTHERS[0][: len(OTHERS[0]) // 2]]
+
+
+class Reading(Dataset[Any]):
+    """Each sample reads a file of its own, in a way of its own."""
+
+    def __init__(self, folder: Path, ways: list[Any]) -> None:
+        # torchvision's decoders crash on some PNG files.
+        self.samples = [
+            (folder / f"way_{number}_content_{content}.jpg", way, CONTENTS[content])
+            for number, way in enumerate(ways)
+            for content in range(len(CONTENTS) - (number > WAYS.index(None) - 2))
+        ]
+        for path, _, content in self.samples:
+            path.write_bytes(content)
+        self.samples.append((folder / "missing.jpg", ways[0], b""))
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        path, way, _ = self.samples[index]
+        return way(path)
+
+
+def errors_of(batches: Iterator[Any], count: int) -> list[tuple[type[Exception], str]]:
+    """The class and the lines of each error, notes included; errors themselves would keep the iterator."""
+    found = []
+    for _ in range(count):
+        try:
+            next(batches)
+        except Exception as error:
+            found.append((type(error), "\n".join([str(error), *getattr(error, "__notes__", ())])))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning", "ignore:The image decoding and encoding")
+@pytest.mark.parametrize(("backend", "wraps"), [("off", True), ("on", False), ("on", True)])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_names_its_file(tmp_path: Path, backend: str, wraps: bool, workers: int) -> None:
+    known = WAYS if backend == "on" else WAYS[: WAYS.index(None)]
+    dataset = Reading(tmp_path, [way for way in known if way])
+    stock = errors_of(map(dataset.__getitem__, range(len(dataset))), len(dataset))
+    assert len(stock) == len(dataset)
+    with BACKENDS[backend](), contextlib.ExitStack() as stack:
+        loader: Any = DataLoader(dataset, batch_size=1, num_workers=workers)
+        loader = stack.enter_context(SinkLoader(loader, device="cpu")) if wraps else loader
+        made = errors_of(iter(loader), len(dataset))
+    for (path, _, _), (kind, text), (stock_kind, words) in zip(dataset.samples, made, stock, strict=True):
+        assert kind is stock_kind
+        assert words.partition(" object at 0x")[0].partition("\n")[0] in text
+        assert str(path) in text
+        assert "repair the file" in text
+
+
+class FromBytes(Dataset[Any]):
+    """Reads files as bytes, as from a database: Pillow never learns a name."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Any:
+        return pil_to_tensor(Image.open(io.BytesIO(JPEG[0] if index < 2 else b"no image")).convert("RGB"))
+
+
+@pytest.mark.parametrize(("backend", "wraps"), [("off", True), ("on", False), ("on", True)])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_of_a_file_that_was_read_as_bytes_names_its_sample(backend: str, wraps: bool, workers: int) -> None:
+    with BACKENDS[backend](), contextlib.ExitStack() as stack:
+        loader: Any = DataLoader(FromBytes(), batch_size=1, num_workers=workers)
+        loader = stack.enter_context(SinkLoader(loader, device="cpu")) if wraps else loader
+        ((_, text),) = errors_of(iter(loader), 3)
+    assert "file: that of sample 2 of FromBytes" in text

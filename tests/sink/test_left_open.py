@@ -20,8 +20,8 @@ FORKED = [name for name in STATES if name not in CONTEXTS]
     "states",
     [
         FORKED,
-        # These load torch anew, which takes seconds: one on each release.
-        pytest.param(["spawn"], marks=pytest.mark.once),
+        # These load torch anew, which takes seconds.
+        pytest.param(["spawn"], marks=pytest.mark.slow),
         pytest.param(["forkserver"], marks=pytest.mark.once_on_oldest),
     ],
     ids=["fork", *CONTEXTS],

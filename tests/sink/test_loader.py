@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
+import pickle
 import threading
 import weakref
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from sink.numbered import numbered, values
 from torch_sink.errors import SinkTimeout
 from torch_sink.sink import SinkLoader
+
+pytestmark = pytest.mark.halved
 
 
 class Shards(IterableDataset):
@@ -73,15 +77,17 @@ def test_generator_function_that_blocks_is_a_timeout() -> None:
 
     def source() -> Iterator[torch.Tensor]:
         yield torch.zeros(1)
-        release.wait(30)
+        release.wait(60)
         yield torch.ones(1)
 
-    with SinkLoader(source, timeout_seconds=0.5) as loader:
+    with SinkLoader(source, timeout_seconds=300) as loader:
         batches = iter(loader)
         next(batches)
+        loader._traversal.timeout_seconds = 0.5  # the thread has started
         with pytest.raises(SinkTimeout, match=r"timeout_seconds=0\.5"):
             next(batches)
         release.set()
+        loader._traversal.timeout_seconds = 300
         assert int(next(batches)) == 1
 
 
@@ -204,15 +210,7 @@ def test_slot_is_not_static_on_the_cpu() -> None:
 
 def test_at_most_slots_batches_exist() -> None:
     made = []
-
-    class Counting(torch.utils.data.Dataset):
-        def __len__(self) -> int:
-            return 50
-
-        def __getitem__(self, index: int) -> torch.Tensor:
-            return torch.tensor(index)
-
-    with SinkLoader(DataLoader(Counting(), num_workers=1), slots=2) as loader:
+    with SinkLoader(DataLoader(TensorDataset(torch.arange(50)), num_workers=1), slots=2) as loader:
         fill = loader._slots.fill
         loader._slots.fill = lambda slot, batch: made.append(slot) or fill(slot, batch)
         for consumed, _ in enumerate(loader):
@@ -315,3 +313,12 @@ class ReturningLoader(DataLoader):
 @pytest.mark.parametrize("loader", [DataLoader(Returning(), batch_size=None), ReturningLoader(range(3), None)])
 def test_a_generator_may_end_with_a_value(loader: DataLoader) -> None:
     assert list(SinkLoader(loader)) == list(loader) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("send", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_copy_is_refused_with_what_to_do(send: Callable[[Any], Any]) -> None:
+    loader = SinkLoader(numbered(2))
+    next(iter(loader))
+    with pytest.raises(TypeError, match=r"cannot be pickled or copied.*sink\.loader.*sink\.state_dict"):
+        send(loader)
+    assert values(loader) == [0, 1]

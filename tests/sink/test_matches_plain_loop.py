@@ -11,6 +11,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from torch_sink.sink import SinkLoader
 
+pytestmark = pytest.mark.halved
+
 
 class Augmented(Dataset):
     """Draws a data-dependent number of values from the global generators of torch, numpy and random."""

@@ -15,7 +15,7 @@ from torchvision import tv_tensors
 from sink.ring.test_ring_protocol import FORMS, Simulation
 from torch_sink.sink import SinkLoader
 
-pytestmark = pytest.mark.usefixtures("place")
+pytestmark = [pytest.mark.halved, pytest.mark.usefixtures("place")]
 
 
 class Moved:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -12,10 +11,13 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 import torch
+import warm
 from torch.utils.data import DataLoader, Dataset
 
 from sink.test_matches_plain_loop import Augmented, train
 from torch_sink.sink import SinkLoader
+
+pytestmark = pytest.mark.halved
 
 
 class Generated(DataLoader):
@@ -73,6 +75,8 @@ class Wrapping(DataLoader):
 
 
 KINDS = [Generated, Kept, Wrapping]
+# Workers are children of this process, which those of a fork server, the default from Python 3.14 on, are not.
+FORKED = {"multiprocessing_context": "fork"}
 
 
 class Bad(Dataset):
@@ -90,7 +94,7 @@ def unchanged(samples: list[int]) -> list[int]:
 
 
 def make(kind: type, dataset: object, **options: object) -> SinkLoader:
-    return SinkLoader(kind(dataset, batch_size=4, num_workers=2, **options))
+    return SinkLoader(kind(dataset, batch_size=4, num_workers=2, **FORKED, **options))
 
 
 @pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
@@ -110,7 +114,7 @@ def test_passes_and_a_restart(kind: type, persistent: bool) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_closing_leaves_no_process(kind: type) -> None:
     others = {child.pid for child in psutil.Process().children()}
-    source = kind(range(40), batch_size=4, num_workers=2, collate_fn=unchanged, persistent_workers=True)
+    source = kind(range(40), batch_size=4, num_workers=2, collate_fn=unchanged, persistent_workers=True, **FORKED)
     loader = SinkLoader(source)
     for _ in range(2):
         next(iter(loader))
@@ -200,7 +204,8 @@ class Slow:
         return os.getpid()
 
 kind = getattr(test_own_iterators, sys.argv[1])
-with SinkLoader(kind(Slow(), batch_size=4, num_workers=2, collate_fn=test_own_iterators.unchanged)) as loader:
+options = {"multiprocessing_context": "fork", "collate_fn": test_own_iterators.unchanged}
+with SinkLoader(kind(Slow(), batch_size=4, num_workers=2, **options)) as loader:
     try:
         for number, pids in enumerate(loader):
             if number == 5:
@@ -215,8 +220,7 @@ with SinkLoader(kind(Slow(), batch_size=4, num_workers=2, collate_fn=test_own_it
 def test_a_killed_worker_is_an_error(kind: str) -> None:
     """In a process of its own: torch raises in the main thread, at any moment."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", SCRIPT, kind]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    finished = warm.run("-c", SCRIPT, kind, timeout=60, env=environment)
     assert finished.stdout.split()[:2] == ["True", "True"], finished.stderr
 
 

@@ -24,6 +24,8 @@ from torch_sink.sink.passes import Item, Pass, PassStart
 from torch_sink.sink.producer import ThreadProducer
 from torch_sink.sink.slots import ImageFormat, Slots
 
+pytestmark = pytest.mark.halved
+
 
 class Faulty(Dataset):
     """Sample i is i; at sample 9 something happens. `pause` is what user code takes, in seconds."""
@@ -107,8 +109,8 @@ def test_a_worker_that_leaves(fault: Callable[[], None], reason: str) -> None:
 
 
 def test_a_stopped_worker_is_a_timeout_and_closing_is_bounded() -> None:
-    loader = SinkLoader(DataLoader(Faulty(freeze), batch_size=4, num_workers=2), timeout_seconds=2)
-    batches, error = read_until_error(loader)
+    loader = SinkLoader(DataLoader(Faulty(freeze), batch_size=4, num_workers=2))
+    batches, error = read_until_error(loader, timeout_seconds=0.5)
     assert batches == FIRST_BATCHES
     assert isinstance(error, SinkTimeout)
     started = time.monotonic()
@@ -256,7 +258,7 @@ def test_a_death_that_never_shows_ends_the_wait(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(thread_producer, "DEAD_WORKER_SECONDS", 0.2)
     producer = ThreadProducer(Slots(1, ImageFormat(torch.device("cpu"))))
     monkeypatch.setattr(producer, "free_slots", list)
-    opener = Opener([])
+    opener = Opener(lambda: [])
     opener.guard = GuardOfTheDead()  # type: ignore[assignment]
     producer.submit(Pass(opener, PassStart(0), iter([])))
     with pytest.raises(SinkError, match="a data worker died"):

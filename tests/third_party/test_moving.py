@@ -75,7 +75,7 @@ def test_moving_a_batch_makes_nothing_before_it_moves(generated_photos: Path, mo
     """A batch that only records raises when anything but its move is asked for."""
     with torch_sink.image_backend("device", device="meta"):
         batch = next(iter(loader_of(generated_photos)))
-        assert isinstance(batch[0], LazyBatch)
+        assert type(batch[0]) is LazyBatch
         images, target = move(batch, torch.device("meta"))
         nested = move({"images": [batch[0]], "target": (batch[1], 4)}, torch.device("meta"))
     for made in (images, nested["images"][0]):

@@ -52,7 +52,7 @@ def events(path: Path) -> list[tuple[str, str, float, float]]:
     return [(lanes[event["tid"]], event["name"], event["ts"] / 1e3, event["dur"] / 1e3) for event in spans]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_run_shows_workers_producer_and_host(method: str, tmp_path: Path) -> None:
     page = tmp_path / "run.html"
     with torch_sink.SinkLoader(DataLoader(Samples(), 4, num_workers=2, multiprocessing_context=method)) as loader:

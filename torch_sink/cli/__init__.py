@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,10 +21,11 @@ if TYPE_CHECKING:
 ABOUT = "Makes torchvision's pixels on the device, keeps batches there, and runs the training loop without waits."
 EXAMPLES = """examples:
   python -m torch_sink doctor
+  python -m torch_sink support ColorJitter
   python -m torch_sink explain photos --pipeline train:transform --device h200 --workers 8 --html explained.html
   python -m torch_sink bench photos --pipeline train:make_loader --picture bench.png
 """
-PIPELINE = """--pipeline train:NAME is NAME of train.py, in this folder or on PYTHONPATH:
+PIPELINE = """--pipeline train.py:NAME is NAME of that file; train:NAME is NAME of that module, here or on PYTHONPATH:
   a transform, or a function of one image   it gets the images of DIR
   a Dataset or a DataLoader                 it brings its own images, DIR can be left out
   a function or class without parameters    it is called, and gives one of these
@@ -34,6 +36,11 @@ SUPPORT_LEGEND = (
     '"kernel": recorded, and made on the device. "exact fallback": stock torchvision runs on the CPU, and '
     '`fallback_report()` counts it. "passes through": nothing to compute. "not applicable": torchvision refuses it.'
 )
+SUPPORT_EXAMPLES = """examples:
+  python -m torch_sink support ColorJitter blur
+  python -m torch_sink support v2.functional.resize
+It exits with 2 if a name is found nowhere, and then says which are near.
+"""
 SUPPORT_COLUMNS = ("transform or functional", "on Pillow images", "on tensors", "limits")
 _BAR_COLUMNS = 30
 
@@ -62,12 +69,24 @@ def run_doctor(options: argparse.Namespace) -> int:
 
 
 def run_support(options: argparse.Namespace) -> int:
-    """Which transforms run on the device: every one of torchvision's, one line each."""
+    """Which transforms run on the device: every one of torchvision's, or those that are named, one line each."""
     from torch_sink.cli.report import Table
-    from torch_sink.image.support import support_table
+    from torch_sink.image.support import row_names, rows_of
 
-    print(f"{Table('', SUPPORT_COLUMNS, support_table()).as_text()}\n\n{SUPPORT_LEGEND}")
-    return 0
+    names = row_names()
+    of_each = {part: [name for name in names if part.lower() in name.lower()] for part in options.names or [""]}
+    if wanted := {name for found in of_each.values() for name in found}:
+        print(f"{Table('', SUPPORT_COLUMNS, rows_of(wanted)).as_text()}\n\n{SUPPORT_LEGEND}")
+    for part in (part for part, found in of_each.items() if not found):
+        known = {name.rpartition(".")[2].lower(): name.rpartition(".")[2] for name in names}
+        near = [known[each] for each in get_close_matches(part.lower().rpartition(".")[2], known)]
+        instead = f"; near: {', '.join(near)}" if near else ": without a name, the command lists them all"
+        instead += ". Calls of torch on tensors are on the page 'Image backend'"
+        print(
+            f"torch-sink: no transform or functional of torchvision's has {part!r} in its name{instead}",
+            file=sys.stderr,
+        )
+    return 0 if all(of_each.values()) else 2
 
 
 def run_explain(options: argparse.Namespace) -> int:
@@ -138,14 +157,16 @@ def run_bench(options: argparse.Namespace) -> int:
     """How much faster is it here: stock against torch_sink, on my own images and pipeline?"""
     from torch_sink.cli import bench
     from torch_sink.cli.photos import write_photos
+    from torch_sink.cli.progress import step
 
     with tempfile.TemporaryDirectory(prefix="torch_sink_bench_") as scratch:
         folder = options.folder
         if folder is None and ":" not in options.pipeline:
-            folder = Path(scratch)
-            write_photos(folder, count=16 if options.quick else 80)
-        found = bench.run(folder, options.pipeline, workers=options.workers, quick=options.quick)
-    found["given"] = options.folder is not None
+            folder, count = Path(scratch), 16 if options.quick else 80
+            with step(f"Writing {count} photo-like JPEG files, as no folder is given"):
+                write_photos(folder, count=count)
+        is_given = options.folder is not None
+        found = bench.run(folder, options.pipeline, workers=options.workers, quick=options.quick, given=is_given)
     print(bench.report_of(found).as_text())
     _write(options.json, json.dumps(found, indent=1) + "\n")
     try:
@@ -192,13 +213,15 @@ def make_parser() -> argparse.ArgumentParser:
     def add_with_pipeline(run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
         command = add(run, PIPELINE)
         command.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="images, at any depth")
-        about = "module:attribute of your own, or a built-in one (default: %(default)s)"
+        about = "file.py:name or module:name of your own, or a built-in one (default: %(default)s)"
         command.add_argument("--pipeline", default="v1 train", metavar="NAME", help=about)
         command.add_argument("--workers", type=int, metavar="N", help="data workers (default: as the DataLoader has)")
         return command
 
     add(run_doctor)
-    add(run_support)
+    command = add(run_support, SUPPORT_EXAMPLES)
+    about = "show those whose name contains one of these, in upper or lower case (default: all)"
+    command.add_argument("names", nargs="*", metavar="NAME", help=about)
 
     command = add_with_pipeline(run_explain)
     devices = f"cpu, {', '.join(DEVICES).lower()} (default: this machine's)"

@@ -12,10 +12,15 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import torch_sink
+from torch_sink.cli.explain import lines_of, said_of_none, said_of_origins
+from torch_sink.cli.image_files import said_of_files
 from torch_sink.cli.machine import describe_machine
 from torch_sink.cli.pipelines import Pipeline, find_images, open_pipeline, seed_everything
+from torch_sink.cli.progress import step
 from torch_sink.cli.report import Report, Table, bars
-from torch_sink.cli.worker_cost import measure_worker_cost, said_of_recording, worker_cost_table
+from torch_sink.cli.worker_cost import measure_worker_cost, said_beside_stock, spread, worker_cost_table
+from torch_sink.image.backend import Backend
+from torch_sink.image.core.origins import NO_IMAGES, NOTHING_RECORDED
 
 TITLE = "torch_sink beside stock torchvision"
 _NO_GPU = "Without a GPU both make the same pixels on the CPU, and either may be faster."
@@ -26,7 +31,9 @@ _EQUAL = {
 }
 
 
-def run(folder: Path | None, name: str, *, workers: int | None, quick: bool = False) -> dict[str, Any]:
+def run(
+    folder: Path | None, name: str, *, workers: int | None, quick: bool = False, given: bool = True
+) -> dict[str, Any]:
     """Measure a pipeline's worker cost, throughput and equality of pixels; returns a JSON-ready report.
 
     Args:
@@ -34,14 +41,19 @@ def run(folder: Path | None, name: str, *, workers: int | None, quick: bool = Fa
         name: of the pipeline; see `open_pipeline`.
         workers: data workers of the loaders; None for the number of the pipeline's loader, else 2.
         quick: take fewer images and rounds.
+        given: whether the images are the user's, and not generated ones.
     """
     if workers is not None and workers < 0:
         raise ValueError(f"--workers {workers} cannot be; give 1 or more, or 0 to make batches in this process")
     rounds, turns, batch_size, images = (2, 1, 32, 32) if quick else (7, 3, 32, 96)
     pipeline = open_pipeline(name, folder, batch_size)
-    report = describe_run("torch-sink bench", folder)
-    report["equal"] = {name: is_equal(pipeline)}
-    report["worker_cost"] = {name: measure_worker_cost(pipeline, rounds=rounds, images=images)}
+    report = {**describe_run("torch-sink bench", folder), "given": given}
+    report["files"] = said_of_files(pipeline.files) if given and pipeline.files is not None else []
+    with step("Recording a batch"):
+        report["not_recorded"] = not_recorded(pipeline)
+    with step("Comparing a batch with stock torchvision's"):
+        report["equal"] = {name: is_equal(pipeline)}
+    report["worker_cost"] = {name: measure_worker_cost(pipeline, rounds=rounds, images=images, step=step)}
     workers = next(count for count in (workers, pipeline.workers, 2) if count is not None)
     speeds = measure_loader(pipeline, workers=workers, turns=turns, seconds=1 if quick else 5)
     report["loader"] = {"pipeline": name, "workers": workers, **speeds}
@@ -62,13 +74,23 @@ def measure_loader(pipeline: Pipeline, *, workers: int, turns: int, seconds: flo
     """
     options: dict[str, Any] = {"persistent_workers": workers > 0, "pin_memory": torch.cuda.is_available()}
     stock, sink = [], []
-    for _ in range(turns):
-        with torch_sink.image_backend("PIL"):
-            stock.append(_images_per_second(pipeline.loader(workers, **options), seconds))
-        with torch_sink.image_backend("device"), torch_sink.SinkLoader(pipeline.loader(workers, **options)) as loader:
-            sink.append(_images_per_second(loader, seconds))
+    for turn in range(turns):
+        with step(f"Measuring images a second, turn {turn + 1} of {turns}"):
+            with torch_sink.image_backend("PIL"):
+                stock.append(_images_per_second(pipeline.loader(workers, **options), seconds))
+            loader = pipeline.loader(workers, **options)
+            with torch_sink.image_backend("device"), torch_sink.SinkLoader(loader) as sink_loader:
+                sink.append(_images_per_second(sink_loader, seconds))
     medians = {"stock": statistics.median(stock), "torch_sink": statistics.median(sink)}
     return {name: {"images_per_second": speed} for name, speed in medians.items()}
+
+
+def not_recorded(pipeline: Pipeline) -> list[str]:
+    """What made the samples of a batch that is not recorded, and what to do, as lines."""
+    with torch_sink.image_backend("device", device="meta"):
+        seed_everything(0)
+        *_, batch = next(pipeline.batches())
+        return said_of_origins(pipeline, torch_sink.fallback_report(), batch)
 
 
 def is_equal(pipeline: Pipeline) -> bool | None:
@@ -77,7 +99,7 @@ def is_equal(pipeline: Pipeline) -> bool | None:
     None if two batches of stock torchvision with equal seeds differ.
     """
 
-    def values(backend: str) -> list[torch.Tensor]:
+    def values(backend: Backend) -> list[torch.Tensor]:
         with torch_sink.image_backend(backend):
             seed_everything(0)
             *_, batch = next(pipeline.batches())
@@ -122,18 +144,11 @@ def report_of(found: dict[str, Any]) -> Report:
     loader, photographs = found["loader"], found["photographs"]
     about = [_machine(found)]
     if photographs:
-        about.append(f"{photographs['count']} images, {photographs['mean_bytes'] / 1e3:.0f} kB on average")
+        kind = "images" if found["given"] else "generated images, as no folder was given"
+        about.append(f"{photographs['count']} {kind}, {photographs['mean_bytes'] / 1e3:.0f} kB on average")
     (in_a_worker, costs), (end_to_end, speeds) = _charts(found).items()
     cost = found["worker_cost"][loader["pipeline"]]
-    faster = (
-        f"Here {speeds['torch_sink'] / speeds['stock']:.2f}x the images a second, end to end with "
-        f"{loader['workers']} workers. "
-    )
-    verdict = (
-        f"{faster if found['machine']['gpu'] else ''}Where a GPU makes the pixels, a data worker takes "
-        f"{cost['ratio']['p50']:.1f} times less CPU time for a sample, at batch {cost['batch_size']}. "
-        f"{said_of_recording(cost, on_cpu=not found['machine']['gpu'])}"
-    )
+    verdict = _verdict(found, cost)
     equal = [(pipeline, _EQUAL[is_same]) for pipeline, is_same in found["equal"].items()]
     parts = [
         bars(in_a_worker, "ms", costs, digits=3),
@@ -141,7 +156,26 @@ def report_of(found: dict[str, Any]) -> Report:
         worker_cost_table(found["worker_cost"]),
         Table("Equal pixels, from equal seeds", ("pipeline", "equal"), equal),
     ]
+    if found["files"]:
+        parts.append(lines_of("Files", found["files"]))
+    if found["not_recorded"]:
+        parts.insert(0, lines_of("Not recorded", found["not_recorded"]))
     return Report(TITLE, about, verdict, parts)
+
+
+def _verdict(found: dict[str, Any], cost: dict[str, Any]) -> str:
+    if found["not_recorded"][:1] in ([NOTHING_RECORDED], [NO_IMAGES]):
+        return said_of_none(found["not_recorded"])
+    loader, gpu, ratio = found["loader"], found["machine"]["gpu"], cost["ratio"]
+    said = []
+    if gpu:
+        faster = loader["torch_sink"]["images_per_second"] / loader["stock"]["images_per_second"]
+        said.append(f"Here {faster:.2f}x the images a second, end to end with {loader['workers']} workers.")
+    less = f"{ratio['p50']:.1f} times less CPU time for a sample"
+    if ratio["least"] <= 1:
+        less = f"no less CPU time for a sample (stock / recorded: {spread(ratio, 2)})"
+    said.append(f"Where a GPU makes the pixels, a data worker takes {less}, at batch {cost['batch_size']}.")
+    return " ".join([*said, said_beside_stock(cost, on_cpu=not gpu)])
 
 
 def _machine(found: dict[str, Any]) -> str:
@@ -153,10 +187,10 @@ def _charts(found: dict[str, Any]) -> dict[str, dict[str, float]]:
     """The figures that are shown as bars: {title: {side: figure}}."""
     loader = found["loader"]
     name, cost = loader["pipeline"], found["worker_cost"][loader["pipeline"]]
-    in_a_worker = f"{name}: CPU milliseconds for a sample in a worker, where a GPU makes the pixels"
+    in_a_worker = f"{name}: CPU milliseconds of a data worker for a sample, where a GPU makes the pixels"
     end_to_end = f"{name}: images a second end to end on this machine, {loader['workers']} workers"
     return {
-        in_a_worker: {side: cost[f"{side}_ms"]["p50"] for side in ("stock", "torch_sink")},
+        in_a_worker: {"stock": cost["stock_ms"]["p50"], "recorded": cost["torch_sink_ms"]["p50"]},
         end_to_end: {side: loader[side]["images_per_second"] for side in ("stock", "torch_sink")},
     }
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import importlib.metadata
 import importlib.util
 import os
 import platform
-import re
 import shutil
 import sys
 import sysconfig
@@ -19,6 +16,9 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+from torch_sink import __version__
+from torch_sink.releases import NEWEST, OLDEST, is_newer, numbers_of
 
 if TYPE_CHECKING:
     import torch
@@ -56,8 +56,8 @@ class Finding(NamedTuple):
 def examine() -> list[Finding]:
     """Run all checks; one that raises becomes a finding and does not end the report."""
     findings = [Finding("python", "ok", f"{platform.python_version()} ({sys.executable})")]
-    oldest = oldest_releases()
-    findings += [_check_release(package, oldest.get(package, "0")) for package in PACKAGES]
+    findings.append(Finding("torch_sink", "ok", f"{__version__} ({Path(__file__).parents[1]})"))
+    findings += [_check_release(package) for package in PACKAGES]
     if all(finding.state != "broken" for finding in findings):
         checks = (_check_compiled_part, _check_device, _check_kernels, _check_decoder, _check_stages, _check_mode)
         findings += [_run(check) for check in checks]
@@ -70,18 +70,6 @@ def examine() -> list[Finding]:
             said = f"not installed; needed for {purpose}"
             findings.append(Finding(module, "missing", said, f"pip install {module}"))
     return findings
-
-
-def oldest_releases() -> dict[str, str]:
-    """Package -> oldest release allowed by pyproject.toml, or by the metadata of an installed torch-sink."""
-    project = Path(__file__).parents[2] / "pyproject.toml"
-    text = project.read_text() if project.is_file() else ""
-    if 'name = "torch-sink"' in text:  # a clone
-        text = text.partition("\ndependencies = ")[2].partition("\n")[0]
-    else:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            text = "\n".join(importlib.metadata.requires("torch-sink") or [])
-    return dict(re.findall(r"\b([\w-]+)>=([\d.]+)", text))
 
 
 def format_findings(findings: list[Finding]) -> str:
@@ -104,7 +92,8 @@ def _run(check: Callable[[], Finding]) -> Finding:
         return Finding(subject, "broken", f"{type(error).__name__}: {error}", "reinstall: pip install -U torch-sink")
 
 
-def _check_release(package: str, oldest: str) -> Finding:
+def _check_release(package: str) -> Finding:
+    oldest = OLDEST.get(package, "0")
     module, wanted = PACKAGES[package], f"{package}>={oldest}"
     # The compiled parts of torch and torchvision only fit each other if both are installed together.
     remedy = f"pip install -U {'torch torchvision' if 'torch' in module else repr(wanted)}"
@@ -114,13 +103,12 @@ def _check_release(package: str, oldest: str) -> Finding:
         release: str = importlib.import_module(module).__version__
     except _FAILURES as error:
         return Finding(package, "broken", f"cannot be imported: {type(error).__name__}: {error}", remedy)
-    if _numbers(release) < _numbers(oldest):
+    if numbers_of(release) < numbers_of(oldest):
         return Finding(package, "broken", f"{release} is too old, {wanted} is needed", remedy)
+    if is_newer(package, release):
+        said = f"{release}, newer than the {NEWEST[package]} that this torch_sink is tested with"
+        return Finding(package, "missing", said, "pip install -U torch-sink, or compare with stock code")
     return Finding(package, "ok", release)
-
-
-def _numbers(release: str) -> list[int]:
-    return [int("".join(filter(str.isdigit, part)) or 0) for part in release.split("+")[0].split(".")[:3]]
 
 
 def _needs_no_triton() -> bool:

@@ -9,23 +9,29 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 import torch_sink
 from torch_sink.cli import machine
-from torch_sink.cli.machine import DEVICES, costs, features_of_batch, launches_of
-from torch_sink.cli.pipelines import Pipeline, seed_everything
+from torch_sink.cli.image_files import ImageFiles, look_at, said_of_files
+from torch_sink.cli.machine import DEVICES, ESTIMATED, costs, features_of_batch, launches_of
+from torch_sink.cli.pipelines import Images, Pipeline, seed_everything
+from torch_sink.cli.progress import step
 from torch_sink.cli.report import Report, Table, bars
 from torch_sink.cli.worker_cost import Cost, cost_of_fallbacks, measured_beside_stock, said_of
 from torch_sink.common import usable_cores
 from torch_sink.damage.report import current_policy
+from torch_sink.image.core.fallback import FallbackReport
+from torch_sink.image.core.first_batch import origins_of
+from torch_sink.image.core.origins import OPEN, said_of_nothing_recorded
 from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource
 from torch_sink.image.handles.kept import said_of_images_in
-from torch_sink.image.handles.tensor import HANDLES
+from torch_sink.image.handles.tensor import Handle
 from torch_sink.image.run.batch import LazyBatch
 from torch_sink.image.run.collate import collate_handles
 
@@ -36,6 +42,9 @@ _MOST_SHOWN = 8  # lines of a plan, and shapes
 _NOTHING = "nothing, "  # begins a remedy where nothing has to be done
 # Part of a reason in the fallback report -> what to do.
 REMEDIES = {
+    "tensor read by other code": "do it behind the loader, on the batch, or by a call that is recorded: the page "
+    "'Image backend' lists them. The call costs more than itself: the worker decodes the image and runs every "
+    "transform before it",
     "read by other code": "use torchvision's transform of the same effect (python -m torch_sink support lists "
     "them). The call costs more than itself: the worker decodes the image and runs every transform before it",
     "with these arguments": "another interpolation, fill, size or type, or do it earlier, on the Pillow image: "
@@ -46,6 +55,7 @@ REMEDIES = {
     "no kernel for": "do it on the Pillow image, before the conversion to a tensor",
     "is a class of its own": "use a Pillow image, where you can choose",
     "turned by its EXIF data": f"{_NOTHING}or store such files upright",
+    "mode, size or palette was changed": f"{_NOTHING}or change the image before its first transform",
     "one image is moved by itself": "move batches, or image[None]",
     "used on the CPU before": "move the batch to the device first, then compute",
     "a mask is made from its image": f"{_NOTHING}masks are small",
@@ -80,9 +90,11 @@ class Explained(NamedTuple):
     batches: list[LazyBatch]  # in the batch: several if its samples have several crops
     fallbacks: Counter[tuple[str, ...]]  # (operation, reason) -> count
     stages: list[Stage]
-    recording: str = ""  # whether it pays in the data worker
+    beside_stock: str = ""  # whether the image backend pays in the data worker
     cost: Cost | None = None  # of the fallbacks, if it can be measured
+    origins: Sequence[str] = ()  # what made samples that were not recorded, and what to do, as lines
     kept: str = ""  # a remark on images that the dataset keeps
+    files: ImageFiles | None = None  # those of the folder, or of the batch
     assumes_workers: bool = False  # whether the loader has no workers
 
     @property
@@ -113,23 +125,46 @@ def explain(pipeline: Pipeline, device: str | None = None, workers: int | None =
     if count < 1:
         raise ValueError(f"--workers {count} make no batches; give 1 or more")
     policy = current_policy()  # that of the process, inside `with torch_sink.explain():`
-    with torch_sink.image_backend("device", device="meta", on_decode_error=policy):
+    with step("Recording a batch"), torch_sink.image_backend("device", device="meta", on_decode_error=policy):
         seed_everything(0)
         images, _, batch = next(pipeline.batches())
-        leaves = (collate_handles([leaf]) if isinstance(leaf, HANDLES) else leaf for leaf in tree_leaves(batch))
+        leaves = (collate_handles([leaf]) if isinstance(leaf, Handle) else leaf for leaf in tree_leaves(batch))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        fallbacks = torch_sink.fallback_report().counts
+        report = torch_sink.fallback_report()
+    batches = [leaf for leaf in tensors if type(leaf) is LazyBatch]
+    fallbacks, origins = report.counts, said_of_origins(pipeline, report, batch)
     place = CPU if chosen == CPU else "meta"
     measured = max(images, MEASURED_IMAGES)
-    seconds, recording = measured_beside_stock(pipeline, measured, place, policy)
+    seconds, beside_stock = measured_beside_stock(pipeline, measured, place, policy, step)
     at_once = count if device is not None and chosen != CPU else min(count, cores)
     worker = Stage(WORKER, f"this machine, {machine.cpu_name()}", None, 0, seconds, at_once)
-    batches = [leaf for leaf in tensors if isinstance(leaf, LazyBatch)]
     stages = list(_stages(worker, tensors, batches, images, chosen))
-    cost = cost_of_fallbacks(pipeline, measured) if _are_costly(fallbacks) else None
-    kept = said_of_images_in(pipeline.dataset)
+    cost = None
+    if _are_costly(fallbacks):
+        with step("Measuring a data worker without the fallbacks"):
+            cost = cost_of_fallbacks(pipeline, measured)
+    kept, files = said_of_images_in(pipeline.dataset), pipeline.files or _files_of(batches)
     assumed = workers is None and pipeline.workers == 0
-    return Explained(pipeline.name, images, chosen, count, batches, fallbacks, stages, recording, cost, kept, assumed)
+    return Explained(
+        pipeline.name, images, chosen, count, batches, fallbacks, stages, beside_stock, cost, origins, kept, files,
+        assumed,
+    )  # fmt: skip
+
+
+def said_of_origins(pipeline: Pipeline, report: FallbackReport, batch: Any) -> list[str]:
+    """What made the samples of a batch that was not recorded, and what to do, as lines."""
+    lines = report.said_of_origins
+    is_recorded = any(type(leaf) is LazyBatch or isinstance(leaf, Handle) for leaf in tree_leaves(batch))
+    if not (is_recorded or report or lines):  # images were opened, but the batch holds none of them
+        lines = said_of_nothing_recorded(origins_of(pipeline.dataset, batch))
+    return [line.replace(f"{Images.__module__}.{Images.__qualname__}", pipeline.name) for line in lines]
+
+
+def _files_of(batches: Sequence[LazyBatch]) -> ImageFiles | None:
+    """The files that a batch was made of; None where it says none."""
+    named = {source.path: None for batch in batches for source in batch.program.packed.sources()}
+    paths = [path for path in map(Path, named) if path.is_file()]
+    return look_at(paths) if paths else None
 
 
 def known_device(name: str | None) -> str:
@@ -152,7 +187,7 @@ def _stages(
     """Yields the stages, with the cost of one image: the amounts of the batch, divided by its images."""
     sources = [source for batch in batches for source in batch.program.packed.sources()]
     files = {source.path: len(source.data) for source in sources if isinstance(source, EncodedSource)}
-    made = sum(leaf.nbytes for leaf in tensors if not isinstance(leaf, LazyBatch))
+    made = sum(leaf.nbytes for leaf in tensors if type(leaf) is not LazyBatch)
     results = made + sum(math.prod(batch.shape) * batch.dtype.itemsize for batch in batches)
     packed = made + sum(batch.program.packed.blob.nbytes for batch in batches)
     read = sum(files.values()) / images if files else None
@@ -208,9 +243,10 @@ def report_of(found: Explained) -> Report:
         f"-> {', '.join(_some(shapes)) or 'nothing that is recorded'}",
         *([found.kept] if found.kept else []),
     ]
-    parts = [_recorded_part(found), _launches_part(found), _fallbacks_part(found), _stages_part(found)]
-    parts.append(bars("Images a second that each stage allows", "images/s", found.rates, limit=found.limit))
-    return Report(f"Pipeline {found.name}", about, f"{_verdict(found)} {found.recording}", parts)
+    parts = [lines_of("Files", said_of_files(found.files))] if found.files is not None else []
+    parts += [_recorded_part(found), _launches_part(found), _fallbacks_part(found), _stages_part(found)]
+    parts.append(bars("Images a second that each stage allows at most", "images/s", found.rates, limit=found.limit))
+    return Report(f"Pipeline {found.name}", about, _verdict(found), parts)
 
 
 def _some(lines: list[str]) -> list[str]:
@@ -238,8 +274,9 @@ def _launches_part(found: Explained) -> Table:
 
 
 def _fallbacks_part(found: Explained) -> Table:
-    said = "none: every transform can run on the GPU" if found.batches else "everything: no operation was recorded"
-    part = lines_of("Falls back to stock code, in the workers", remedies(found.fallbacks) or [said])
+    said = [] if found.origins else ["none: every transform can run on the GPU"]
+    lines = [*remedies(found.fallbacks), *found.origins] or said
+    part = lines_of("Falls back to stock code, in the workers", lines)
     return part._replace(note=said_of(found.cost)) if _are_costly(found.fallbacks) else part
 
 
@@ -274,21 +311,32 @@ def _stages_part(found: Explained) -> Table:
         rows.append((stage.name, stage.place, *amounts, f"{1e6 * stage.seconds:,.2f}", how))
     note = "measured: CPU time of a data worker for the dataset, the batch, and handing it over."
     if found.device != CPU:
-        note += " modeled: a lower bound from counted instructions and from bandwidth; the host as measured on "
-        note += f"{host['cpu']}, {host['date']}."
+        more = " and ".join(f"{least:g} to {most:g} times for {name}" for name, (least, most) in ESTIMATED.items())
+        note += " modeled: a lower bound from counted instructions and from bandwidth, without waits for memory or for "
+        note += f"the longest lane; we expect a GPU to take {more}. The host is as measured on {host['cpu']}, "
+        note += f"{host['date']}."
     return Table("For an image", ("stage", "place", " bytes in", " bytes out", " us", "how"), rows, note)
 
 
 def _verdict(found: Explained) -> str:
-    """A sentence that says which stage limits, and what helps."""
+    """Sentences that say which stage limits, what helps, and whether the image backend pays."""
     name, others = found.limit, found.rates
-    said = f"The limit: {name}, at {others.pop(name):,.0f} images a second."
-    if name == WORKER and not found.batches:
-        return f"{said} Nothing of this pipeline is recorded: python -m torch_sink support lists what can be."
+    limit = f"The limit: {name}, at most {others.pop(name):,.0f} images a second."
+    if not (found.batches or found.fallbacks):
+        return f"{limit} {said_of_none(found.origins)}"
+    advice = ADVICE[name]
     if name == WORKER and _are_costly(found.fallbacks):
-        return f"{said} Fix the fallbacks first: they, and everything before them, run on the CPU."
-    if name == WORKER and others:
+        advice = "Fix the fallbacks first: they, and everything before them, run on the CPU."
+    elif name == WORKER and others:
         second = min(others, key=others.__getitem__)
         needed = math.ceil(others[second] * found.stages[0].seconds)
-        return f"{said} {needed} workers reach what the next stage, {second}, allows: {others[second]:,.0f}."
-    return f"{said} {ADVICE[name]}"
+        advice = f"{needed} workers reach what the next stage, {second}, allows: at most {others[second]:,.0f}."
+    return f"{limit} {advice} {found.beside_stock}"
+
+
+def said_of_none(origins: Sequence[str]) -> str:
+    """The verdict on a pipeline of which nothing is recorded."""
+    why = [line for line in origins[1:] if line[0] not in " -"]
+    how = f" Images have to come from Pillow or torchvision.io: {OPEN}." if len(why) < len(origins) - 1 else ""
+    said = "".join(f" {line}." for line in why)
+    return f"Nothing of this pipeline is recorded, so torch_sink cannot speed it up.{said}{how}"

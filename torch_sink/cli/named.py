@@ -27,6 +27,7 @@ _AS_A_FUNCTION = "a function `def make_loader():` that returns the loader, named
 _AROUND = "or put `with torch_sink.explain():` around the loop of the program as it is"
 _FOLDERS = (sysconfig.get_path("stdlib"), str(Path(torch_sink.__file__).parent))
 _LIBRARIES = re.compile("|".join([r"[/\\]site-packages[/\\]", "<", *map(re.escape, _FOLDERS)]))
+_MOST_FILES = 8  # shown where there is no such file
 _KEYS = re.compile(r"\[([^\[\]]*)\]")
 _TRAINS = ("backward", "fit", "fit_one_cycle")  # methods that train
 _MAY_TRAIN = ("main", "train", "fit", "run")  # names of imported functions that may train
@@ -37,6 +38,8 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 def named(name: str) -> Any:
     """The object of "module:attribute" or "module:attribute[key]"; a class or function without parameters is called.
 
+    A file may stand in the place of its module: "train.py:attribute".
+
     Raises:
         ValueError: there is no such object, calling it raises, or importing the file would train.
     """
@@ -44,6 +47,9 @@ def named(name: str) -> Any:
         sys.path.insert(0, str(Path.cwd()))  # for good, because spawned data workers need it too
     whole, keys = _KEYS.sub("", name), _KEYS.findall(name)
     module, _, attribute = whole.partition(":")
+    if module.endswith(".py"):
+        module = _module_of(Path(module), attribute)
+        whole = f"{module}:{attribute}"
     _read_first(module, attribute.partition(".")[0])
     advice = _WHERE_MODULES_ARE
     try:
@@ -65,6 +71,34 @@ def named(name: str) -> Any:
         several = " or ".join(f"--pipeline '{name}[{key}]'" for key in parts)
         raise ValueError(f"{name} holds {len(parts)} of them; name one: {several}" if parts else f"{name} is empty")
     return found
+
+
+def _module_of(file: Path, attribute: str) -> str:
+    """The module of a script that was named by its path; its folder comes first on `sys.path`, as where it is run.
+
+    Raises:
+        ValueError: there is no such file, or it cannot be imported under the name of the file alone.
+    """
+    module, folder = file.stem, str(file.resolve().parent)
+    if not file.is_file():
+        near = ", ".join(sorted(str(each) for each in file.parent.glob("*.py"))[:_MOST_FILES])
+        raise ValueError(f"there is no file {file}{f'; there are {near}' if near else ''}")
+    if not module.isidentifier():
+        raise ValueError(f"{file} cannot be imported, as {module!r} is no name of Python's: rename it")
+    package = Path(folder)
+    while (package / "__init__.py").exists():
+        package = package.parent
+    if package != Path(folder):
+        dotted = ".".join([*Path(folder).relative_to(package).parts, module])
+        raise ValueError(
+            f"{file} belongs to a package, which lies in {package}: run this there, with {dotted}:{attribute}"
+        )
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # for good, because spawned data workers need it too
+    found = getattr(sys.modules[module], "__file__", None) if module in sys.modules else _file_of(module)
+    if found is None or Path(found).resolve() != file.resolve():
+        raise ValueError(f"another module is called {module!r}{f', {found}' if found else ''}: rename {file}")
+    return module
 
 
 def _parts(found: Any) -> dict[str, Any]:

@@ -16,7 +16,9 @@ from torchvision import transforms as v1
 from torchvision.datasets.folder import IMG_EXTENSIONS, default_loader
 from torchvision.transforms import v2
 
+from torch_sink.cli.image_files import MOST_LOOKED_AT, ImageFiles, look_at
 from torch_sink.cli.named import ELSEWHERE_TOO, named, said_by
+from torch_sink.cli.progress import step
 from torch_sink.errors import SinkError
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -47,8 +49,12 @@ PIPELINES: dict[str, Callable[[], Callable[[Any], Any]]] = {
 def build_pipeline(name: str) -> Callable[[Any], Any]:
     """Build one of `PIPELINES`; raises ValueError for another name."""
     if name not in PIPELINES:
+        if name.endswith(".py"):
+            raise ValueError(f"{name} is a file: say which of its names is the pipeline, as {name}:transform")
         known = ", ".join(map(repr, PIPELINES))
-        raise ValueError(f"unknown pipeline {name!r}; choose one of {known}, or your own as module:attribute")
+        raise ValueError(
+            f"unknown pipeline {name!r}; choose one of {known}, or your own as file.py:name or module:name"
+        )
     return PIPELINES[name]()
 
 
@@ -91,6 +97,7 @@ class Pipeline(NamedTuple):
     dataset: Dataset[Any]
     batching: dict[str, Any]  # arguments of `DataLoader`, with a `Counted` collate function
     workers: int | None = None  # number of workers of the user's loader
+    files: ImageFiles | None = None  # of the folder, where the dataset is made of one
 
     def loader(self, workers: int, **options: Any) -> DataLoader[Any]:
         """A new loader; `options` are those of `DataLoader`."""
@@ -124,15 +131,17 @@ def open_pipeline(name: str, folder: str | Path | None, batch_size: int = 64) ->
     """Opens the pipeline with a name.
 
     Args:
-        name: one of `PIPELINES`, or "module:attribute": a transform or function for the images of the folder, a
-            Dataset, a DataLoader, or a class or function without parameters that returns one of these. Modules of the
-            current folder can be imported. "module:attribute[key]" is a member of a dict or a list of these.
+        name: one of `PIPELINES`, or "file.py:attribute" or "module:attribute": a transform or function for the images
+            of the folder, a Dataset, a DataLoader, or a class or function without parameters that returns one of these.
+            Modules of the current folder can be imported. "module:attribute[key]" is a member of a dict or a list of
+            these.
         folder: contains images, at any depth; None if the pipeline has a dataset.
         batch_size: ignored for a DataLoader.
 
     Raises:
         FileNotFoundError: there is no such folder, or no image in it.
-        ValueError: the name is unknown, or what it names is no pipeline, or its file would train when it is imported.
+        ValueError: the name is unknown, or what it names is no pipeline, or its file would train when it is imported,
+            or every image of the folder is broken. Some broken ones are left out.
     """
     if batch_size < 1:
         raise ValueError(f"a batch of {batch_size} images cannot be made; give --batch-size 1 or more")
@@ -147,9 +156,13 @@ def open_pipeline(name: str, folder: str | Path | None, batch_size: int = 64) ->
         raise ValueError(f"{name} is {what}; name {_WHAT_IS_ALLOWED}")
     if folder is None:
         raise ValueError(f"{name} is a transform, which needs images: give the folder that holds them")
-    files = find_images(folder)
-    batching |= {"batch_size": min(batch_size, len(files)), "shuffle": True}
-    return Pipeline(name, Images(files, found), batching)
+    paths = find_images(folder)
+    with step(f"Looking at {min(len(paths), MOST_LOOKED_AT):,} files"):
+        files = look_at(paths)
+    if not files.sound:
+        raise ValueError(f"every image in {folder} is broken, such as {files.broken[0].path}: {files.broken[0].reason}")
+    batching |= {"batch_size": min(batch_size, len(files.sound)), "shuffle": True}
+    return Pipeline(name, Images(files.sound, found), batching, files=files)
 
 
 def pipeline_of(name: str, loader: DataLoader[Any]) -> Pipeline:

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 import torch_sink
 from torch_sink.cli import explain as command
 from torch_sink.cli.pipelines import pipeline_of
+from torch_sink.common.arguments import explains_wrong_calls
 from torch_sink.common.patches import Patches
 from torch_sink.common.random_state import (
     find_generators,
@@ -23,6 +24,7 @@ from torch_sink.common.random_state import (
     set_generator_states,
     set_global_draws,
 )
+from torch_sink.common.ranks import speaks
 from torch_sink.image.core.fallback import ledger
 from torch_sink.sink.openers import DataLoaderOpener
 
@@ -31,6 +33,7 @@ _MOST_LOADERS = 4
 _OFF = 'the image backend was off: torch_sink.set_image_backend("device") switches it on; below is what it would do'
 
 
+@explains_wrong_calls()
 def explain(device: str | None = None) -> AbstractContextManager[None]:
     """A context that prints what torch_sink does, or would do, with the batches of a program.
 
@@ -68,10 +71,10 @@ def _explained(device: str | None) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:  # the user ends the run to see the report
-        print(watch.report(device))
+        watch.show_report(device)
         raise
     else:
-        print(watch.report(device))
+        watch.show_report(device)
     finally:
         watch.patches.undo()
 
@@ -111,14 +114,20 @@ class _Watch:
 
         return begin
 
+    def show_report(self, device: str | None) -> None:
+        if speaks():  # the loaders of the other ranks are of the same kind
+            print(self.report(device))
+
     def report(self, device: str | None) -> str:
         """The text of all reports; an error in one of them becomes text, because the program has to go on."""
         if not self.loaders:
             return "torch_sink.explain(): no DataLoader was read inside of the block; put it around the loop"
         folder, counts = self.before
-        now = ledger.total()[0]
+        report = torch_sink.fallback_report()
+        now = report.counts
         fallbacks = now - counts if ledger.folder == folder else now  # those since the block began
-        about = ["fell back to stock code:", *command.remedies(fallbacks)] if fallbacks else ["no fallbacks"]
+        about = ["fell back to stock code:", *command.remedies(fallbacks)] if fallbacks else []
+        about += report.said_of_origins[:1] or ([] if fallbacks else ["no fallbacks"])  # the rest stands below
         run = command.lines_of("This run", about if fallbacks or "device" in self.backends else [_OFF])
         with self.lock, ledger.set_aside():
             self.is_inside = True  # loaders are read for the report from here on

@@ -20,33 +20,45 @@ from torchvision.transforms import v2
 
 import torch_sink
 from torch_sink.cli.pipelines import Pipeline, seed_everything
+from torch_sink.cli.progress import Step, silent
 from torch_sink.cli.report import Table
 from torch_sink.common.patches import Patches
+from torch_sink.damage.report import Policy
 from torch_sink.errors import SinkError
-from torch_sink.image.core.fallback import ledger
+from torch_sink.image.backend import Backend
+from torch_sink.image.core.fallback import ledger, name_of
 
 WARM_UP_BATCHES = 4  # the first ones of a worker do not count: they fill caches, and make memory that is used again
 _NOTE = (
-    "CPU time of a worker process of a plain DataLoader: median of the rounds (least to most). recording: where a GPU "
-    "makes the pixels; on the CPU: where the worker makes them, without a GPU."
+    "CPU time of a data worker of a plain DataLoader: median of the rounds (least to most). stock: without torch_sink. "
+    "recorded: with it, where a GPU makes the pixels, which were not made. on the CPU: with it, where the worker makes "
+    "them."
 )
 
 
 class Side(NamedTuple):
     """A side of the comparison: the image backend with its options, and the number of workers, 0 for this process."""
 
-    backend: str
+    backend: Backend
     device: str | None = None
     workers: int = 1
-    on_decode_error: str = "raise"
+    on_decode_error: Policy = "raise"
 
 
 # With "meta", samples are recorded as on a machine with a GPU, but no pixels are made.
 SIDES = {"stock": Side("PIL"), "torch_sink": Side("device", "meta"), "on_cpu": Side("device", "cpu")}
 
 
-def measure_worker_cost(pipeline: Pipeline, *, rounds: int = 7, images: int = 96) -> dict[str, Any]:
+def measure_worker_cost(
+    pipeline: Pipeline, *, rounds: int = 7, images: int = 96, step: Step = silent
+) -> dict[str, Any]:
     """Measure the cost of a sample in a data worker, stock and with torch_sink, with equal seeds and in turns.
+
+    Args:
+        pipeline: what the worker makes samples of.
+        rounds: how often each side is measured.
+        images: samples that count in a round, at least.
+        step: the context of each round, which is given a line about it.
 
     Returns:
         `batch_size`; `stock_ms`, `torch_sink_ms` (the worker records, a GPU would make the pixels) and `on_cpu_ms` (the
@@ -56,7 +68,7 @@ def measure_worker_cost(pipeline: Pipeline, *, rounds: int = 7, images: int = 96
     """
     fallbacks = fallbacks_of(pipeline, images)
     sides = {name: partial(milliseconds, pipeline, side, images) for name, side in SIDES.items()}
-    times = in_turns(sides, rounds)
+    times = in_turns(sides, rounds, step)
     with torch_sink.image_backend("device", device="meta"), closing(pipeline.batches()) as batches:
         batch_size = next(batches)[0]
     return {"batch_size": batch_size, **summary(times), "fallbacks": fallbacks}
@@ -72,12 +84,13 @@ def summary(times: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]
     return found
 
 
-def in_turns(sides: Mapping[str, Callable[[int], float]], rounds: int) -> dict[str, list[float]]:
+def in_turns(sides: Mapping[str, Callable[[int], float]], rounds: int, step: Step = silent) -> dict[str, list[float]]:
     """The values of each side for the seeds 1 to `rounds`; every second round measures in the opposite order."""
     values: dict[str, list[float]] = {name: [] for name in sides}
     for seed in range(1, rounds + 1):
-        for name in list(sides)[:: 1 if seed % 2 else -1]:
-            values[name].append(sides[name](seed))
+        with step(f"Measuring a data worker, round {seed} of {rounds}"):
+            for name in list(sides)[:: 1 if seed % 2 else -1]:
+                values[name].append(sides[name](seed))
     return values
 
 
@@ -144,40 +157,43 @@ def worker_cost_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
     """A table of CPU milliseconds per sample, and of stock divided by torch_sink."""
     rows: list[tuple[str, ...]] = []
     for name, result in results.items():
-        stock, recording, on_cpu = (f"{result[key]['p50']:.3f}" for key in ("stock_ms", "torch_sink_ms", "on_cpu_ms"))
+        stock, recorded, on_cpu = (f"{result[key]['p50']:.3f}" for key in ("stock_ms", "torch_sink_ms", "on_cpu_ms"))
         ratios = spread(result["ratio"]), spread(result["on_cpu_ratio"], 2)
-        rows.append((name, f"{result['batch_size']}", stock, recording, ratios[0], on_cpu, ratios[1]))
+        rows.append((name, f"{result['batch_size']}", stock, recorded, ratios[0], on_cpu, ratios[1]))
         rows += [(f"  stock code: {what} ({count})", *[""] * 6) for what, count in result["fallbacks"].items()]
-    heads = ("pipeline", " batch", " stock", " recording", " stock / recording", " on the CPU", " stock / on the CPU")
+    heads = ("pipeline", " batch", " stock", " recorded", " stock / recorded", " on the CPU", " stock / on the CPU")
     return Table("A data worker: CPU milliseconds for a sample", heads, rows, _NOTE)
 
 
-def said_of_recording(cost: Mapping[str, Any], *, on_cpu: bool = False) -> str:
+def said_beside_stock(cost: Mapping[str, Any], *, on_cpu: bool = False) -> str:
     """Whether the image backend pays in a data worker of this machine, from a result of `summary`.
 
     Args:
-        on_cpu: judge the worker that makes the pixels; otherwise the one that records for a GPU, or whatever was
-            measured as "torch_sink".
+        on_cpu: judge the worker that makes the pixels; otherwise the one that records for a GPU.
     """
     ours, ratio = (cost["on_cpu_ms"], cost["on_cpu_ratio"]) if on_cpu else (cost["torch_sink_ms"], cost["ratio"])
-    advice = "no difference"
+    side, advice = ("on the CPU" if on_cpu else "recorded"), "no difference"
     if ratio["least"] > 1:
-        advice = "recording pays"
+        advice = "the image backend pays"
     elif ratio["most"] < 1:
         advice = "leave the image backend at 'PIL' for this dataset"
-    said = f"Recording costs a data worker here {ours['p50']:.3f} ms a sample, stock code {cost['stock_ms']['p50']:.3f}"
-    return f"{said} ms (stock divided by ours: {spread(ratio, 2)}): {advice}."
+    stock, milliseconds = (f"{values['p50']:.3f} ms" for values in (cost["stock_ms"], ours))
+    said = f"A sample costs a data worker here {milliseconds} {side}, and {stock} in stock code"
+    return f"{said} (stock / {side}: {spread(ratio, 2)}): {advice}."
 
 
-def measured_beside_stock(pipeline: Pipeline, images: int, device: str, on_decode_error: str) -> tuple[float, str]:
-    """CPU seconds of a data worker for a sample, and whether recording pays there, in turns with stock code."""
-    compared = {"stock": SIDES["stock"], "torch_sink": Side("device", device, on_decode_error=on_decode_error)}
+def measured_beside_stock(
+    pipeline: Pipeline, images: int, device: str, on_decode_error: Policy, step: Step = silent
+) -> tuple[float, str]:
+    """CPU seconds of a data worker for a sample, and whether the image backend pays there, in turns with stock code."""
+    ours = "on_cpu" if device == "cpu" else "torch_sink"
+    compared = {"stock": SIDES["stock"], ours: Side("device", device, on_decode_error=on_decode_error)}
     sides = {name: partial(milliseconds, pipeline, side, images) for name, side in compared.items()}
     try:
-        found = summary(in_turns(sides, rounds=3))
+        found = summary(in_turns(sides, 3, step))
     except ValueError as error:  # for instance, stock code has no policy for broken files
-        return sides["torch_sink"](1) / 1000, f"Stock code cannot be measured beside it: {error}."
-    return found["torch_sink_ms"]["p50"] / 1000, said_of_recording(found)
+        return sides[ours](1) / 1000, f"Stock code cannot be measured beside it: {error}."
+    return found[f"{ours}_ms"]["p50"] / 1000, said_beside_stock(found, on_cpu=ours == "on_cpu")
 
 
 def spread(values: Mapping[str, float], digits: int = 1) -> str:
@@ -247,8 +263,7 @@ def cost_of_fallbacks(pipeline: Pipeline, images: int) -> Cost | None:
     finally:
         patches.undo()
     # The name of a function, of the function in a `Lambda`, or of a transform's class.
-    names = [getattr(getattr(each, "lambd", each), "__qualname__", type(each).__name__) for each in chains.found]
-    return Cost([str(name).replace("<locals>.", "") for name in names], with_them, without)
+    return Cost([name_of(getattr(each, "lambd", each)) for each in chains.found], with_them, without)
 
 
 def said_of(cost: Cost | None) -> str:

@@ -93,7 +93,8 @@ def _filled(containers: Any, new: Iterator[Any]) -> Any:
 def map_leaves(batch: Any, function: Callable[[Any], Any]) -> Any:
     """`batch` with `function` applied to every leaf; containers keep their type."""
     flat = flatten(batch)
-    return flat._replace(leaves=[function(leaf) for leaf in flat.leaves]).batch()
+    # Not by `_replace`, through which the compiler of torch 2.8 does not look.
+    return Flat([function(leaf) for leaf in flat.leaves], flat.containers).batch()
 
 
 def leaves(batch: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Support for Lightning, Fabric and Accelerate: how they wrap models, loaders, optimizers and schedulers."""
+"""What DataLoaders, Lightning, Fabric and Accelerate do beyond their public interface, and how to go along with it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,24 @@ import torch
 from torch import distributed, nn
 from torch.optim import lr_scheduler
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from torch_sink.common.ranks import group_rank
+
+# Of a DataLoader: what `len(loader)` said last. Its iterators warn of every batch of an iterable dataset beyond that.
+LENGTH_CALLED = "_IterableDataset_len_called"
+
+
+@contextmanager
+def without_length_warning(owner: Any) -> Iterator[None]:
+    """Inside, `len(owner)` of a DataLoader has no effect on its iterators, or an iterator gives no warning of it."""
+    before = getattr(owner, LENGTH_CALLED, None)
+    try:
+        if before is not None:
+            setattr(owner, LENGTH_CALLED, None)
+        yield
+    finally:
+        if hasattr(owner, LENGTH_CALLED):
+            setattr(owner, LENGTH_CALLED, before)
 
 
 def is_only_checked(frame: FrameType) -> bool:
@@ -29,6 +47,11 @@ def inner_loader(loader: Any) -> Any:
     return loader._dataloader if type(loader).__name__ == "_FabricDataLoader" else loader
 
 
+def shows_epoch_as_iteration(value: Any) -> bool:
+    """Whether this is an object of Accelerate, whose loaders number their passes as `iteration`."""
+    return any(kind.__module__.partition(".")[0] == "accelerate" for kind in type(value).__mro__)
+
+
 def warn_if_unsharded(loader: Any) -> None:
     """Warns if a loader is not sharded although Accelerate runs several processes.
 
@@ -36,7 +59,7 @@ def warn_if_unsharded(loader: Any) -> None:
     """
     state = sys.modules.get("accelerate.state")
     processes = 1 if state is None else state.PartialState._shared_state.get("num_processes", 1)
-    if processes < 2 or type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
+    if processes < 2 or group_rank() or type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
         return
     # torch's samplers for one process.
     samplers, batch_samplers = (SequentialSampler, RandomSampler), (BatchSampler, type(None))

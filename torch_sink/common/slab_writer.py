@@ -66,7 +66,7 @@ class SlabCollate:
                 # Code that gets an object of another class may start a copy from its tensors and drop them before
                 # the copy is done; a slab would then be written to again too early.
                 writer.withdraw()
-        return _SlabBatch(writer, batch)
+        return SlabBatch(writer, batch)
 
 
 def _become_writer(slabs: Offer, worker: int) -> _Writer:
@@ -105,7 +105,8 @@ def _reduce_alone(tensor: torch.Tensor) -> Any:
 
 
 def _is_small_and_alone(tensor: torch.Tensor) -> bool:
-    is_ordinary = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_quantized
+    is_ordinary = tensor.device.type == "cpu" and tensor.layout is torch.strided
+    is_ordinary = is_ordinary and not (tensor.is_nested or tensor.is_quantized)
     if not is_ordinary or not 0 < tensor.nbytes <= segments.MOST_BYTES_IN_MESSAGE or not tensor.is_contiguous():
         return False
     # A tensor of a subclass is a view, which keeps the tensor that it is a view of.
@@ -128,7 +129,7 @@ def _is_on_host(leaf: Any) -> bool:
     return is_plain(leaf) and leaf.device.type == "cpu"
 
 
-class _SlabBatch:
+class SlabBatch:
     """A batch that a worker sends; unpickling it gives the batch itself."""
 
     def __init__(self, writer: _Writer, batch: Any) -> None:

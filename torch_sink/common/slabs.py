@@ -32,6 +32,8 @@ from typing import Any
 import numpy
 import torch
 
+from torch_sink.common.ranks import warn_of_rank
+
 log = logging.getLogger("torch_sink")
 
 FIRST_BATCHES = 2  # batches without a slab of their size before slabs are made
@@ -164,7 +166,7 @@ class Slabs(Offer):
             self.regions.append(map_shared(self.fd, size, self._end))
         except OSError as error:
             self._is_full = True
-            log.warning(
+            warn_of_rank(
                 "%s bytes of shared memory for batches of %s bytes are not to be had (%s): such batches go through "
                 "shared memory that is mapped anew for each of them, which costs CPU time",
                 f"{size:,}", f"{bytes_each:,}", str(error),

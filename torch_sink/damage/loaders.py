@@ -23,9 +23,11 @@ from torch_sink.common.patches import Patches
 from torch_sink.damage.report import (
     BrokenFile,
     DecodeReport,
+    Policy,
     add_to_report,
     broken_file,
     current_policy,
+    name_file,
     policy_of_thread,
     set_policy,
 )
@@ -46,12 +48,20 @@ from torch_sink.errors import add_hints
 class _Guarded:
     """Base of torch's fetchers with a guard: a fetch uses guarded samples and a guarded collate function.
 
+    An error of a file that it raises has the path in a note; under the policy "raise" that is all.
     The fetcher's attributes stay as they are, because torchdata reads and replaces them.
     """
 
-    policy: str
+    policy: Policy
 
     def fetch(self: Any, index: Any) -> Any:
+        try:
+            return type(self).stock.fetch(self, index) if self.policy == "raise" else self._fetch(index)
+        except Exception as error:
+            name_file(error)
+            raise
+
+    def _fetch(self: Any, index: Any) -> Any:
         name, samples = self._samples()
         collate = GuardedCollate(self.collate_fn, self.policy, self.auto_collation, samples.next_good)
         guarded = SimpleNamespace(**{**vars(self), name: samples, "collate_fn": collate})
@@ -83,9 +93,9 @@ class _GuardedIterableFetcher(_Guarded, fetch._IterableDatasetFetcher):
 _GUARDED = {kind.stock: kind for kind in (_GuardedMapFetcher, _GuardedIterableFetcher)}
 
 
-def guard_fetcher(fetcher: Any, policy: str) -> None:
-    """Makes one of torch's fetchers skip or replace samples with broken files; it then returns `PartialBatch`es."""
-    if policy != "raise" and type(fetcher) in _GUARDED:
+def guard_fetcher(fetcher: Any, policy: Policy) -> None:
+    """Makes one of torch's fetchers name broken files, or skip or replace their samples and return `PartialBatch`es."""
+    if type(fetcher) in _GUARDED:
         fetcher.__class__ = _GUARDED[type(fetcher)]
         fetcher.policy = policy
 
@@ -113,10 +123,8 @@ def next_with_hints(stock: Callable[..., Any], iterator: Any) -> Any:
         raise
 
 
-def guard_worker(policy: str) -> None:
-    """Makes a worker skip or replace samples with broken files; called before it makes its fetcher."""
-    if policy == "raise":
-        return
+def guard_worker(policy: Policy) -> None:
+    """Makes a worker name broken files, or skip or replace their samples; called before it makes its fetcher."""
     set_policy(policy)
     stock = _DatasetKind.create_fetcher
     if not hasattr(stock, "__wrapped__"):
@@ -237,7 +245,7 @@ def begin_iterator(stock: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
-def give_partial_batches(iterator: Any, policy: str) -> None:
+def give_partial_batches(iterator: Any, policy: Policy) -> None:
     """Makes an iterator return `PartialBatch`es as they are, including those from worker processes."""
     vars(iterator).pop("_next_data", None)  # set by `begin_iterator`
     guard_fetcher(getattr(iterator, "_dataset_fetcher", None), policy)

@@ -7,7 +7,6 @@ functions that open files need no stand-ins, and under the policy "raise" users 
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -15,9 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from traceback import walk_tb
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
-from torch_sink.errors import DecodeError, SinkError
+from torch.utils.data import get_worker_info
+
+from torch_sink.common.ranks import warn_of_rank
+from torch_sink.errors import DecodeError, SinkError, add_note
 
 
 class BrokenFile(NamedTuple):
@@ -60,6 +62,34 @@ def broken_file(error: BaseException, sample: str) -> BrokenFile | None:
     return None
 
 
+def name_file(error: Exception) -> None:
+    """Adds the path of the broken file that caused an error as a note, unless its message says it."""
+    broken = broken_file(error, "")
+    path = broken and (broken.path or _sample_of(error))
+    if not path:
+        return
+    text = f"file: {path}"
+    if path in str(error) or text in getattr(error, "__notes__", ()):
+        return
+    if get_worker_info() is not None and not hasattr(error, "add_note"):
+        # Only the text of an error leaves a worker, and Python 3.10 writes no notes there.
+        words = error.args
+        error.args = (f"{words[0]}\n{text}",) if len(words) == 1 and isinstance(words[0], str) else words
+    add_note(error, text)
+
+
+def _sample_of(error: BaseException) -> str:
+    """The sample of a map-style dataset that an error comes from, for files that were read as bytes; "" if unknown."""
+    caller = ""
+    for frame, _ in walk_tb(error.__traceback__):
+        code, names = frame.f_code, frame.f_locals
+        if caller == "torch.utils.data._utils.fetch" and code.co_name == "__getitem__" and code.co_argcount == 2:
+            dataset, index = (names.get(name) for name in code.co_varnames[:2])
+            return f"that of sample {index!r} of {type(dataset).__name__}"
+        caller = str(frame.f_globals.get("__name__"))
+    return ""
+
+
 def _broken_file(error: BaseException, sample: str) -> BrokenFile | None:
     if isinstance(error, DecodeError):
         return BrokenFile(error.path, error.reason or str(error))
@@ -95,7 +125,10 @@ def _path(frames: list[FrameType]) -> str:
         image = names.get("self")
         candidates = [names.get("filename"), names.get("path"), names.get("input")]
         candidates += [getattr(image, name, None) for name in ("filename", "lazy_name")]
-        candidates += [getattr(file, "name", None) for file in (names.get("fp"), getattr(image, "fp", None))]
+        # Pillow lets go of a file before it raises; what it calls are methods of it.
+        files = [getattr(names.get(name), "__self__", None) for name in ("seek", "read")]
+        files += [names.get("fp"), getattr(image, "fp", None)]
+        candidates += [getattr(file, "name", None) for file in files]
         if found := next(filter(None, map(_text, candidates)), ""):
             return found
     return ""
@@ -108,32 +141,33 @@ def _text(path: Any) -> str:
 
 # --- the policy: what happens to samples with broken files
 
-POLICIES = ("raise", "skip", "replace")
+Policy = Literal["raise", "skip", "replace"]
+POLICIES = get_args(Policy)
 
 
 class _OfThread(threading.local):
-    policy: str | None = None  # None: that of the process
+    policy: Policy | None = None  # None: that of the process
 
 
-_of_process = "raise"
+_of_process: Policy = "raise"
 _of_thread = _OfThread()
 # Functions that are called when a thread gets another policy than the one that held for it before.
 when_one_is_set: list[Callable[[], None]] = []
 
 
-def current_policy() -> str:
+def current_policy() -> Policy:
     """The policy for files that the calling thread opens, and for loaders whose iterators it makes."""
     return _of_thread.policy or _of_process
 
 
-def set_policy(policy: str) -> None:
+def set_policy(policy: Policy) -> None:
     """Sets the policy of this process, for threads without another one."""
     global _of_process
     _of_process = policy
 
 
 @contextmanager
-def policy_of_thread(policy: str | None) -> Iterator[None]:
+def policy_of_thread(policy: Policy | None) -> Iterator[None]:
     """A context in which `policy` holds in the calling thread; None changes nothing."""
     if policy is None:
         yield
@@ -151,7 +185,6 @@ def policy_of_thread(policy: str | None) -> Iterator[None]:
 
 # --- the report
 
-_log = logging.getLogger("torch_sink")
 _LINES_LOGGED = 10
 
 
@@ -202,7 +235,7 @@ class DecodeReport:
         if len(lines) > 1 + _LINES_LOGGED:
             more = len(lines) - 1 - _LINES_LOGGED
             lines[1 + _LINES_LOGGED :] = [f"  and {more} more: see torch_sink.decode_report()"]
-        _log.warning("%s", "\n".join(lines))
+        warn_of_rank("%s", "\n".join(lines))
 
 
 _total = DecodeReport()

@@ -20,7 +20,7 @@ from torch.utils.data import get_worker_info
 
 from torch_sink.common.containers import leaves
 from torch_sink.common.random_state import global_draws, set_global_draws
-from torch_sink.damage.report import BrokenFile, DecodeReport, broken_file
+from torch_sink.damage.report import BrokenFile, DecodeReport, Policy, broken_file
 from torch_sink.errors import DecodeError
 
 
@@ -97,7 +97,7 @@ class GuardedCollate:
     """A `collate_fn` that leaves out or replaces the placeholders among its samples."""
 
     collate: Callable[[Any], Any]  # the loader's function
-    policy: str  # "skip" or "replace"
+    policy: Policy  # "skip" or "replace"
     is_batch: bool  # whether `collate` gets a list of samples, as with automatic batching, or a single one
     next_good: Callable[[], Any]  # returns a sample that replaces all samples of a batch, or None
 

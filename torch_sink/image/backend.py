@@ -7,32 +7,34 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Literal, get_args
 
 import torch
 from torch.utils.data import get_worker_info
 
 from torch_sink.common import after_fork_in_child
-from torch_sink.common.arguments import check_choice
+from torch_sink.common.arguments import check_choice, explains_wrong_calls
 from torch_sink.common.patches import unknown_releases
-from torch_sink.damage.report import POLICIES, clear_report
+from torch_sink.damage.report import POLICIES, Policy, clear_report
 from torch_sink.errors import SinkError
 from torch_sink.image.core import settings
 from torch_sink.image.core.fallback import ledger
 from torch_sink.image.core.settings import Settings, available_device, default_device
 
-_NAMES = ("device", "PIL", "accimage")
+Backend = Literal["device", "PIL", "accimage"]
 
 
 _switching = threading.RLock()  # held while the backend changes
 _inside: list[threading.Thread] = []  # the thread of each `with image_backend(...)` block that is open
 
 
+@explains_wrong_calls()
 def set_image_backend(
-    name: str,
+    name: Backend,
     *,
     device: torch.device | str | None = None,
     strict: bool = False,
-    on_decode_error: str = "raise",
+    on_decode_error: Policy = "raise",
 ) -> None:
     """Chooses who makes the pixels of torchvision's datasets and transforms.
 
@@ -77,10 +79,10 @@ def _check_thread() -> None:
         )
 
 
-def _set(name: str, device: torch.device | str | None, strict: bool, on_decode_error: str) -> None:
-    if name not in _NAMES:
+def _set(name: Backend, device: torch.device | str | None, strict: bool, on_decode_error: Policy) -> None:
+    if name not in get_args(Backend):
         raise ValueError(
-            f"unknown image backend {name!r}; choose one of {', '.join(map(repr, _NAMES))}, "
+            f"unknown image backend {name!r}; choose one of {', '.join(map(repr, get_args(Backend)))}, "
             "and the device by set_image_backend('device', device='cuda:0')"
         )
     check_choice("on_decode_error", on_decode_error, POLICIES)
@@ -94,14 +96,14 @@ def _set(name: str, device: torch.device | str | None, strict: bool, on_decode_e
         _switch(name)
 
 
-def get_image_backend() -> str:
+def get_image_backend() -> Backend:
     """The active image backend: "device", "PIL" or "accimage"."""
     import torchvision
 
     return torchvision.get_image_backend()
 
 
-def _switch(name: str, of_device: Settings | None = None) -> None:
+def _switch(name: Backend, of_device: Settings | None = None) -> None:
     """Switches to a backend; `of_device` are the settings of "device"."""
     import torchvision
 
@@ -117,13 +119,14 @@ def _switch(name: str, of_device: Settings | None = None) -> None:
         torchvision.set_image_backend(name)
 
 
+@explains_wrong_calls()
 @contextmanager
 def image_backend(
-    name: str,
+    name: Backend,
     *,
     device: torch.device | str | None = None,
     strict: bool = False,
-    on_decode_error: str = "raise",
+    on_decode_error: Policy = "raise",
 ) -> Iterator[None]:
     """`set_image_backend` for the time of a `with` block; afterwards what was active before is active again.
 

@@ -93,8 +93,10 @@ def new_parameter(stock: Stock, cls: Any, data: Any = None, requires_grad: bool 
     return stock(cls, data.materialize() if isinstance(data, Lazy) else data, requires_grad)
 
 
+# torch 2.8 has no DLPack 1.0. Where its code calls a function that it lacks, the row says so.
+_HAS_DLPACK_1 = "_to_dlpack_versioned" in torch.Tensor.__dlpack__.__code__.co_names
 _TAKE_REAL_TENSORS = {
-    torch._C: ("_to_dlpack", "_to_dlpack_versioned"),
+    torch._C: ("_to_dlpack", "_to_dlpack_versioned") if _HAS_DLPACK_1 else ("_to_dlpack",),
     torch.Tensor: ("_view_func", "_view_func_unsafe"),
     torch.utils: ("swap_tensors",),
     torch.utils.dlpack: ("to_dlpack",),

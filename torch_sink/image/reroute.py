@@ -32,19 +32,21 @@ from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
 from torch_sink.common.containers import values_in
 from torch_sink.common.patches import MISSING, WORKER_LOOPS, Make, Patches, WorkerLoop, read, unknown_releases
+from torch_sink.common.queues import report_failures
 from torch_sink.common.slab_writer import send_small_tensors_by_value
 from torch_sink.damage import loaders
 from torch_sink.damage import report as damage
 from torch_sink.image import below, stand_ins, transform_methods
 from torch_sink.image.core import settings, uses
 from torch_sink.image.core.fallback import executing, ledger
+from torch_sink.image.core.first_batch import look_at_first
 from torch_sink.image.core.settings import Settings
 from torch_sink.image.handles import augmix
 from torch_sink.image.handles.array import ArrayImage, from_array, from_buffer
 from torch_sink.image.handles.file import OPERATORS, Operator, jpeg_factory, or_placeholder, pil_loader
 from torch_sink.image.handles.image import LazyPixels
 from torch_sink.image.handles.kept import keep_images_of
-from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
+from torch_sink.image.handles.tensor import HANDLES, Handle, LazyTensor, LazyTVImage
 from torch_sink.image.operations import RECORDERS
 from torch_sink.image.run.batch import LazyBatch
 from torch_sink.image.run.collate import collate_handles
@@ -132,7 +134,7 @@ def _rows() -> Iterator[Row]:
     for kind in HANDLES:
         yield collate.default_collate_fn_map, kind, lambda _: collate_handles
     yield collate.default_collate_fn_map, torch.Tensor, around(stand_ins.collate_tensors)
-    yield _DatasetKind, "create_fetcher", loaders.create_fetcher
+    yield _DatasetKind, "create_fetcher", _create_fetcher
     yield dataloader._BaseDataLoaderIter, "__init__", _begin_iterator
     yield dataloader._BaseDataLoaderIter, "__next__", around(loaders.next_with_hints)
     # torch's and torchdata's, where they start data workers; the latter, and timm, where they are imported.
@@ -158,6 +160,18 @@ def _kernel_rows() -> Iterator[Row]:
                 yield kernels, kind, stand_ins.handle_kernel(name, function)
         if name in EACH_ALONE:
             yield kernels, LazyBatch, stand_ins.handle_kernel(name, kernels[torch.Tensor])
+
+
+def _scriptable(make: Make) -> Make:
+    """Makes stand-ins for which `torch.jit.script` compiles the stock function, whenever a program looked them up."""
+
+    def made(stock: Any) -> Any:
+        stand_in = make(stock)
+        if inspect.isfunction(stock) and inspect.isfunction(stand_in):
+            stand_in.__prepare_scriptable__ = lambda: stock  # type: ignore[attr-defined]
+        return stand_in
+
+    return made
 
 
 def _script(stock: Callable[..., Any], obj: Any, optimize: Any = None, _frames_up: int = 0, **kwargs: Any) -> Any:
@@ -188,6 +202,12 @@ def _begin_iterator(stock: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
+def _create_fetcher(stock: Callable[..., Any]) -> Any:
+    """For `_DatasetKind.create_fetcher`, which every iterator and every worker calls once per pass."""
+    create = loaders.create_fetcher(stock).__func__
+    return staticmethod(functools.wraps(stock)(lambda *args, **kwargs: look_at_first(create(*args, **kwargs))))
+
+
 class PreparedWorker(WorkerLoop):
     """Switches the backend on in a data worker, with the settings of the process that starts it."""
 
@@ -205,6 +225,7 @@ class PreparedWorker(WorkerLoop):
         bound = inspect.signature(self.stock()).bind(*args, **kwargs)
         collate = bound.arguments["collate_fn"]
         bound.arguments["collate_fn"] = functools.partial(_collated, collate, given.executes_at_once)
+        report_failures(bound.arguments["data_queue"], sends_states=self.module != WORKER_LOOPS[0])
         # A full collection would go through all that torch and its libraries have made, and copy their pages: 0.2 s.
         gc.freeze()
         try:
@@ -236,11 +257,11 @@ def _made_here(batch: Any, makes_pixels: bool) -> Any:
     if makes_pixels or LazyBatch.are_recorded:
         with executing():
             for leaf in _leaves(batch):
-                if isinstance(leaf, LazyBatch):
+                if type(leaf) is LazyBatch:
                     leaf.pack()
                 elif makes_pixels and isinstance(leaf, LazyPixels):
                     leaf.load()
-                elif makes_pixels and isinstance(leaf, HANDLES):
+                elif makes_pixels and isinstance(leaf, Handle):
                     leaf.materialize()
     return batch
 
@@ -296,7 +317,7 @@ def _fill_places() -> None:
         is_missing = read(owner, name) is MISSING and not isinstance(owner, dict)
         if is_missing and not hasattr(owner, name):
             raise unknown_releases(f"{owner.__name__}.{name} does not exist")
-        _patches.replace(owner, name, make)
+        _patches.replace(owner, name, _scriptable(make))
 
 
 def _fill_new_places() -> None:

@@ -13,15 +13,17 @@ from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from torch_sink.image.core.fallback import MUTED, executing, report_fallback
+from torch_sink.image.core.first_batch import note_array
 from torch_sink.image.core.ops import Recorder
 from torch_sink.image.handles.image import lazy_image
-from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
+from torch_sink.image.handles.tensor import HANDLES, Handle, LazyTensor, LazyTVImage
 from torch_sink.image.operations import RECORDERS, TAKE_PALETTES
 from torch_sink.image.operations.functionals import through_tensor
 from torch_sink.image.run.batch import LazyBatch
@@ -74,16 +76,19 @@ def _on_image(recorder: Recorder, palettes: bool, by_methods: bool = False) -> M
             if type(image) is Image.Image and MUTED.depth:
                 return stock(image, *args, **kwargs)
             is_pillow = isinstance(image, Image.Image)
-            is_handle = isinstance(image, HANDLES) and image.is_recording
+            is_handle = isinstance(image, Handle) and image.is_recording
             handle: Any = lazy_image(image, palettes=palettes) if is_pillow else image if is_handle else None
             if handle is not None:
                 made = recorder(handle, *args, **kwargs)
-                if made is not NotImplemented:
-                    return made
-                return stock(handle if by_methods else image, *args, **kwargs)
+                if made is NotImplemented:
+                    made = stock(handle if by_methods else image, *args, **kwargs)
+                return image if made is handle else made  # some return what they get where they have nothing to do
             # The fallback was reported; each method of the image would report it again.
             with executing() if by_methods and is_pillow else nullcontext():
-                return stock(image, *args, **kwargs)
+                made = stock(image, *args, **kwargs)
+            if type(image) is np.ndarray and isinstance(made, torch.Tensor):
+                note_array(stock, image)
+            return made
 
         return stand_in
 
@@ -117,7 +122,7 @@ def on_tensor(name: str, recorder: Recorder | None, makes_pure: bool = False) ->
         def stand_in(image: Any, *args: Any, **kwargs: Any) -> Any:
             if type(image) is torch.Tensor:
                 return stock(image, *args, **kwargs)
-            if not isinstance(image, HANDLES):
+            if not isinstance(image, Handle):
                 each = type(image) is LazyBatch and recorder is not None and name in EACH_ALONE
                 made = image.record_each(recorder, *args, **kwargs) if each else NotImplemented
                 return stock(image, *args, **kwargs) if made is NotImplemented else made
@@ -175,7 +180,7 @@ def to_scaled_dtype(handle: Any, dtype: torch.dtype = torch.float32) -> Any:
 
 def mix(stock: Stock, transform: Any, inpt: Any, params: dict[str, Any]) -> Any:
     """For the `transform` of `MixUp` and `CutMix`: records on a batch that does not exist yet."""
-    if isinstance(inpt, LazyBatch) and inpt.ndim == 4 and inpt.is_recording and inpt is not params["labels"]:
+    if type(inpt) is LazyBatch and inpt.ndim == 4 and inpt.is_recording and inpt is not params["labels"]:
         transform._check_image_or_video(inpt, batch_size=params["batch_size"])
         made = RECORDERS[stock.__qualname__](inpt, params)
         if made is not NotImplemented:
@@ -195,7 +200,7 @@ def collate_tensors(stock: Stock, batch: Any, **kwargs: Any) -> Any:
 
 def wrap(stock: Stock, wrappee: Any, *, like: Any, **kwargs: Any) -> Any:
     """For `tv_tensors.wrap`."""
-    if not isinstance(like, LazyTVImage):
+    if type(like) is not LazyTVImage:
         return stock(wrappee, like=like, **kwargs)
     if type(wrappee) is LazyTensor and wrappee.is_recording:
         return wrappee.as_tv_image()
@@ -207,7 +212,7 @@ def new_image(stock: Stock, cls: Any, data: Any, **kwargs: Any) -> Any:
     if cls is tv_tensors.Image and type(data) is not torch.Tensor and not any(kwargs.values()):
         if isinstance(data, Image.Image):
             data = v2.functional.pil_to_tensor(data)
-        if isinstance(data, HANDLES) and data.is_recording:
+        if isinstance(data, Handle) and data.is_recording:
             return data.as_tv_image()
     return stock(cls, data, **kwargs)
 
@@ -216,7 +221,7 @@ def new_mask(stock: Stock, cls: Any, data: Any, **kwargs: Any) -> Any:
     """For `tv_tensors.Mask.__new__`: there is no handle for masks, and the report should say so."""
     if isinstance(data, Image.Image):
         data = v2.functional.pil_to_tensor(data)
-    if isinstance(data, HANDLES) and data.is_recording:
+    if isinstance(data, Handle) and data.is_recording:
         report_fallback("tv_tensors.Mask", "a mask is made from its image at once, and what moves it is stock code")
         with executing():
             data = data.materialize()

@@ -10,7 +10,7 @@ import functools
 import inspect
 import random
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -124,8 +124,23 @@ def support_table() -> list[SupportRow]:
         >>> {row.name: row.on_pillow for row in support_table()}["v1.RandomResizedCrop"]
         'kernel'
     """
+    return rows_of(row_names())
+
+
+def rows_of(names: Collection[str]) -> list[SupportRow]:
+    """The rows with these names, in the order of the table; each is tried, which takes hundredths of a second."""
     with _undisturbed(), image_backend("device", device="meta"):
-        return [_row(name, trials) for name, trials in entries().items()]
+        return [_row(name, trials) for name, trials in entries().items() if name in names]
+
+
+def row_names() -> list[str]:
+    """The names of all rows, in the order of the table."""
+    return [
+        f"{family}.{prefix}{name}"
+        for prefix, names_of in (("", transform_names), ("functional.", functional_names))
+        for family, module in (("v1", v1), ("v2", v2))
+        for name in names_of(module)
+    ]
 
 
 def entries(size: tuple[int, int] = _SIZE) -> dict[str, list[Trial]]:
@@ -268,7 +283,7 @@ def _try_once(call: Callable[..., Any], image: Any, form: str) -> str:
     parts = list(result) if isinstance(result, (tuple, list)) else [result]
     if all(isinstance(part, (bool, int)) for part in parts):
         return PASSES
-    if isinstance(result, LazyBatch):
+    if type(result) is LazyBatch:
         return RECORDED
     if not all(type(part) in (LazyImage, *HANDLES) and part.is_recording for part in parts):
         return FALLBACK

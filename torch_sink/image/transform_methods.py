@@ -14,7 +14,6 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from PIL import Image
 from torchvision import tv_tensors
 from torchvision.transforms import functional as F
 from torchvision.transforms.v2._transform import Transform, _RandomApplyTransform
@@ -23,10 +22,8 @@ from torchvision.transforms.v2.functional import convert_bounding_box_format
 from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
 from torch_sink.image.core.fallback import count_function_modes
-from torch_sink.image.handles.array import ArrayImage
-from torch_sink.image.handles.augmix import BatchOfOne
-from torch_sink.image.handles.image import LazyImage
-from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
+from torch_sink.image.handles.names import stock_type
+from torch_sink.image.handles.tensor import HANDLES
 from torch_sink.image.steps.draws import Room, as_float32, log_ratio, resized_crop, two_chances, whole
 
 
@@ -167,39 +164,38 @@ def forward(stock: Callable[..., Any]) -> Callable[..., Any]:
 def log_usage(stock: Callable[[Any], None]) -> Callable[[Any], None]:
     """Stand-in for `_log_api_usage_once`, which finds out at every call that it does nothing for a function twice.
 
-    It is no `functools.cache`, of which `torch.compile` warns.
+    It is no `functools.cache`, of which `torch.compile` warns, and no set, which that of torch 2.8 does not know.
     """
-    logged: set[FunctionType] = set()
+    logged: dict[FunctionType, bool] = {}
 
     def log(user: Any) -> None:
         if type(user) is not FunctionType:  # what a program put in a functional's place; it may have no hash
             stock(user)
         elif user not in logged:
             stock(user)
-            logged.add(user)
+            logged[user] = True
 
     return log
 
 
 # --- dicts that are keyed by exact types
 
-_STOCK_TYPES: dict[type, type] = {
-    ArrayImage: Image.Image,
-    LazyImage: Image.Image,
-    LazyTensor: torch.Tensor,
-    BatchOfOne: torch.Tensor,
-    LazyTVImage: tv_tensors.Image,
-}
+
+def _key_of(values: dict[Any, Any], kind: type) -> Any:
+    """The key under which stock code finds the value of a type; programs write keys as `type(image)` too."""
+    wanted = stock_type(kind)
+    return wanted if wanted in values else next((key for key in values if stock_type(key) is wanted), wanted)
 
 
 def get_fill(stock: Callable[..., Any], fills: Any, inpt_type: type) -> Any:
     """For `_get_fill`, which looks a fill up by the type of the input."""
-    return stock(fills, _STOCK_TYPES.get(inpt_type, inpt_type))
+    return stock(fills, _key_of(fills, inpt_type))
 
 
 def to_dtype(stock: Callable[..., Any], transform: Any, inpt: Any, params: dict[str, Any]) -> Any:
     """For `v2.ToDtype.transform`, whose `dtype` may be a dict by the type of the input."""
-    if isinstance(transform.dtype, dict) and (stock_type := _STOCK_TYPES.get(type(inpt))) in transform.dtype:
-        dtypes, transform = transform.dtype, copy.copy(transform)
-        transform.dtype = {**dtypes, type(inpt): dtypes[stock_type]}
+    dtypes, kind = transform.dtype, type(inpt)
+    if isinstance(dtypes, dict) and (key := _key_of(dtypes, kind)) is not kind and key in dtypes:
+        transform = copy.copy(transform)
+        transform.dtype = {**dtypes, kind: dtypes[key]}
     return stock(transform, inpt, params)

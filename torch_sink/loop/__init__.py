@@ -6,12 +6,14 @@ from torch_sink.loop.core.history import RunHistory
 from torch_sink.loop.core.host_sync import no_host_sync
 from torch_sink.loop.data_sink import data_sink
 from torch_sink.loop.engines.jit import JitConfig, jit
+from torch_sink.loop.metrics import Accuracy, MeanIoU
 from torch_sink.loop.model import Model
 from torch_sink.loop.model_checkpoint import CheckpointConfig, ModelCheckpoint
 from torch_sink.loop.monitors import History, LossMonitor, ProgressBar, SummaryCollector, TimeMonitor
 from torch_sink.loop.step_loop import StepLoop
 
 __all__ = [
+    "Accuracy",
     "Callback",
     "CheckpointConfig",
     "EarlyStopping",
@@ -21,6 +23,7 @@ __all__ = [
     "LambdaCallback",
     "LearningRateScheduler",
     "LossMonitor",
+    "MeanIoU",
     "Model",
     "ModelCheckpoint",
     "OnRequestExit",

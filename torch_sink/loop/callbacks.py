@@ -4,33 +4,108 @@ from __future__ import annotations
 
 import difflib
 import json
-import logging
+import re
 import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from torch_sink.common.arguments import check_takes
+import torch
+from torch import Tensor, nn
+
+from torch_sink.common.arguments import (
+    check_bool,
+    check_choice,
+    check_path,
+    check_takes,
+    check_text,
+    explains_wrong_calls,
+)
+from torch_sink.common.ranks import warn
 from torch_sink.loop.core.distributed import Ranks, set_learning_rate
+from torch_sink.loop.core.history import RunHistory
 from torch_sink.loop.saving import save_in_run
 from torch_sink.thread_waits import host_sync_allowed
 
-_log = logging.getLogger("torch_sink")
+if TYPE_CHECKING:
+    from torch_sink.sink import SinkLoader
+
+MonitorMode = Literal["auto", "min", "max"]
+# Words in a result's name that tell which value is the best; the first that is found counts, as for "top5_error".
+_BEST: dict[Literal["min", "max"], str] = {"min": "loss(es)?|err(ors?)?", "max": r"acc(uracy)?|top\d*"}
 OLDER_EVENTS = ("begin", "epoch_begin", "step_begin", "step_end", "epoch_end", "end")
 EVENTS = tuple(f"on_{phase}_{event}" for phase in ("train", "eval") for event in OLDER_EVENTS)
 
 
 class RunArguments(dict[str, Any]):
-    """The fields of a `RunContext`: a dict whose keys are also attributes; unknown ones are None."""
+    """The fields of a `RunContext`: a dict whose keys are also attributes.
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self.get(name)
+    A field that the run, or its current phase, does not have is None; a name that is no field raises, and says which
+    are near. A callback may add fields of its own, by key or by attribute.
+    """
+
+    # "| Any" where a field may be None: who reads it at an event at which it is there need not check.
+    mode: str
+    network: nn.Module
+    loss_fn: Callable[..., Any] | Any
+    list_callback: list[Callback]
+    dataset_sink_mode: bool
+    epoch_num: int
+    cur_epoch_num: int
+    batch_num: int | Any
+    cur_step_num: int
+    parallel_mode: str
+    device_number: int
+    rank: int
+    metrics: dict[str, Any] | Any
+    net_outputs: Any
+    eval_results: dict[str, Any] | Any
+    # Training
+    loop: Any  # the `StepLoop`, which stands above this module
+    train_network: nn.Module | Any
+    optimizer: torch.optim.Optimizer | Any
+    train_dataset: SinkLoader | Any
+    train_dataset_element: Any
+    accumulate: int | Any
+    total_steps: int | Any
+    initial_epoch: int | Any
+    history: RunHistory | Any
+    wait_seconds: float | Any
+    losses: Tensor | Any
+    overflows: Tensor | Any
+    updates: Tensor | Any
+    learning_rates: Tensor | Any
+    step_metrics: dict[str, Tensor] | Any
+    last_save_ckpt_step: int | Any
+    latest_ckpt_file: str | Any
+    # Evaluation
+    eval_network: nn.Module | Any
+    valid_dataset: SinkLoader | Any
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(dict.fromkeys(RunArguments.__annotations__))
+        self.update(fields)
+
+    if not TYPE_CHECKING:  # a type checker knows the fields above, and finds a misspelled one
+
+        def __getattr__(self, name):
+            if name not in self:
+                raise AttributeError(self._no_field(name))
+            return self[name]
+
+    def __missing__(self, name: str) -> Any:
+        raise KeyError(self._no_field(name))
 
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = value
+
+    def _no_field(self, name: str) -> str:
+        fields = [field for field in self if not field.startswith("_")]
+        near = difflib.get_close_matches(name, fields, n=3)
+        return f"the run context has no field {name!r}; " + (
+            f"did you mean {' or '.join(near)}?" if near else f"its fields are {', '.join(sorted(fields))}"
+        )
 
 
 class RunContext:
@@ -40,16 +115,21 @@ class RunContext:
         self._arguments = arguments
         self._stop_requested = False
 
-    def original_args(self) -> RunArguments:
-        """Fields of the run, as attributes or keys.
+    if not TYPE_CHECKING:
 
-        Train: `loop`, `train_network`, `network`, `loss_fn`, `optimizer`, `train_dataset`, `train_dataset_element`,
-        `epoch_num`, `cur_epoch_num` (from 1), `batch_num` (steps in an epoch, None if unknown), `cur_step_num` (the
-        last step of the coming sink at step_begin, the executed count at step_end), `net_outputs` (the last step's
-        loss, float32 [] on the host), `losses`, `overflows`, `learning_rates` (of this host return), `history`,
-        `dataset_sink_mode`, `mode`, `parallel_mode`, `device_number`, `list_callback`, `last_save_ckpt_step`,
-        `latest_ckpt_file`, `eval_results` (of the latest evaluation in this epoch). Eval: `eval_network`,
-        `valid_dataset`, `metrics`, `eval_results`.
+        def __getattr__(self, name):
+            methods = [each for each in vars(RunContext) if not each.startswith("_")]
+            calls = {each: f"{each}()" for each in methods}
+            calls |= {field: f"original_args().{field}" for field in RunArguments.__annotations__}
+            near = difflib.get_close_matches(name, calls, n=1)
+            instead = f"did you mean run_context.{calls[near[0]]}?" if near else f"it has {', '.join(sorted(methods))}"
+            raise AttributeError(f"the run context has no attribute {name!r}; {instead}")
+
+    def original_args(self) -> RunArguments:
+        """The fields of the run, as attributes or keys, such as `original_args().cur_step_num`.
+
+        The page "Write your own callback" lists them, with their meaning and when each is there. One that is not there
+        is None; a misspelled one raises AttributeError.
         """
         return self._arguments
 
@@ -73,12 +153,15 @@ class Callback:
     Attributes:
         comes_first: whether its events are called before those of other callbacks, whatever the order of the list.
         on_all_ranks: whether every process must have it, because it waits for the others, or decides for all.
+        saves_training: whether it saves the training. Its `on_train_end` is then called before those of other
+            callbacks, which may put other weights into the model, as `EarlyStopping` does.
         stop_signals: signals after which `run` returns once the current step is done. SIGINT and SIGTERM end a run in
             any case; if no callback lists them, they then have their usual effect, such as KeyboardInterrupt.
     """
 
     comes_first = False
     on_all_ranks = False
+    saves_training = False
     stop_signals: tuple[int, ...] = ()
 
     def __enter__(self) -> Callback:
@@ -177,6 +260,7 @@ class LearningRateScheduler(Callback):
         learning_rate_function: `f(learning_rate, cur_step_num)` -> learning rate, called for each parameter group.
     """
 
+    @explains_wrong_calls()
     def __init__(self, learning_rate_function: Callable[[float, int], float]) -> None:
         if not callable(learning_rate_function):
             raise TypeError(f"learning_rate_function is a {type(learning_rate_function).__name__}; pass a function")
@@ -200,6 +284,9 @@ class OnRequestExit(Callback):
         config_file: a JSON file read before each sink; `{"GracefulExit": 1}` asks for the end.
     """
 
+    saves_training = True
+
+    @explains_wrong_calls()
     def __init__(
         self,
         save_ckpt: bool = True,
@@ -208,6 +295,9 @@ class OnRequestExit(Callback):
         sig: int = signal.SIGTERM,
         config_file: str | Path | None = None,
     ) -> None:
+        check_bool("save_ckpt", save_ckpt)
+        check_text("file_name", file_name, "a name without '/'")
+        check_path("directory", directory)
         self._save, self._file_name, self._directory = save_ckpt, file_name, directory
         self.on_all_ranks = save_ckpt  # one rank can end the run, but all of them write
         self.stop_signals = (sig,)
@@ -220,7 +310,7 @@ class OnRequestExit(Callback):
             except (ValueError, AttributeError):
                 return  # the file is not complete yet; it is read again before the next sink
             if asked == 1:
-                run_context.original_args().stop_reasons.append("GracefulExit")
+                run_context.original_args()["_stop_reasons"].append("GracefulExit")
 
     def on_train_end(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
@@ -230,7 +320,8 @@ class OnRequestExit(Callback):
 
 def ranks_in_context(ranks: Ranks) -> dict[str, Any]:
     """The fields of a RunContext about processes."""
-    return {"parallel_mode": "data_parallel" if ranks.many else "stand_alone", "device_number": ranks.size}
+    mode = "data_parallel" if ranks.many else "stand_alone"
+    return {"parallel_mode": mode, "device_number": ranks.size, "rank": ranks.rank}
 
 
 def older_events(callback: Callback) -> list[str]:
@@ -243,30 +334,83 @@ def was_told_to_stop(arguments: RunArguments) -> bool:
     return arguments.history.stopped_by not in (None, "request_stop")
 
 
-def check_monitor(monitor: str, callbacks: Iterable[Callback], known: tuple[str, ...] = ()) -> None:
-    """Raise ValueError if `monitor` is a misspelled result of the run's evaluations; warn if it is not one at all.
+def check_monitor_options(monitor: Any, mode: Any) -> None:
+    """Raise unless the arguments are the name of a result and a mode."""
+    check_text("monitor", monitor, "the name of a result, such as 'eval_loss'")
+    check_choice("mode", mode, get_args(MonitorMode))
 
-    It is no error then, because a user's callback may add results. Values that are `known` need no evaluation.
+
+def best_of(monitor: str, mode: MonitorMode) -> Literal["min", "max"]:
+    """Whether the smallest or the largest value of a result is the best; ValueError if neither name nor mode tells."""
+    if mode != "auto":
+        return mode
+    if monitor == "miou":  # a metric of this package; an "mIoU" may be anybody's
+        return "max"
+    for best, words in _BEST.items():
+        if re.search(rf"(?<![a-z])({words})(?![a-z])", monitor.lower()):
+            return best
+    raise ValueError(
+        f"monitor={monitor!r}: the name does not tell whether a smaller or a larger value is better; pass mode='min' "
+        "or mode='max'"
+    )
+
+
+def check_monitor(monitor: str, mode: MonitorMode, callbacks: Iterable[Callback], known: tuple[str, ...] = ()) -> None:
+    """Raise ValueError if `monitor` is no result of the run's evaluations, or nothing tells which values are better.
+
+    Where a user's callback may add results, or the run has no evaluation at all, warn instead; a name that is near to
+    a result's is an error in any case. Values that are `known` need no evaluation.
     """
+    _check_result(monitor, callbacks, known)
+    best_of(monitor, mode)
+
+
+def _check_result(monitor: str, callbacks: Iterable[Callback], known: tuple[str, ...]) -> None:
     members = list(callbacks)
     evaluated = [name for callback in members for name in getattr(callback, "result_names", ())]
     if monitor in evaluated or monitor in known:
         return
+    others_add = any(not type(one).__module__.startswith("torch_sink.") for one in members)
     if not evaluated:
-        if all(type(one).__module__.startswith("torch_sink.") for one in members if type(one) is not LambdaCallback):
-            _log.warning("nothing evaluates monitor=%r: pass Evaluation(valid_loader, ...) as a callback", monitor)
+        if not others_add:
+            warn("nothing evaluates monitor=%r: pass Evaluation(valid_loader, ...) as a callback", monitor)
         return
     message = f"monitor={monitor!r} is no result of this run's evaluations, which are {', '.join(sorted(evaluated))}"
-    if difflib.get_close_matches(monitor, evaluated):
+    may_be_added = others_add or any(type(one) is LambdaCallback for one in members)
+    if not may_be_added or difflib.get_close_matches(monitor, evaluated):
         raise ValueError(message)
-    _log.warning("%s", message)
+    warn("%s", message)
 
 
-def tell(callbacks: Iterable[Callback], event: str, context: RunContext) -> None:
-    """Call an event of all callbacks, in which the host may wait for the device."""
+def warn_of_no_value(monitor: str, arguments: RunArguments, missed: str, advice: str) -> None:
+    """Warn at a run's end that no evaluation has given the monitored result, what was missed, and what to do."""
+    results = ", ".join(arguments.eval_results or ["none"])
+    warn("monitor %r had no value in this run, so %s; the results were %s: %s", monitor, missed, results, advice)
+
+
+def monitored_number(monitor: str, value: Any) -> float:
+    """A result as one number, which a callback can compare; TypeError if it is none.
+
+    Only the first evaluation tells what a metric computes.
+    """
+    if isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1):
+        return float(value)
+    given = f"tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    raise TypeError(
+        f"monitor={monitor!r} is a {given}, and only one number can be better than another; monitor a metric whose "
+        "compute() gives one, such as the mean"
+    )
+
+
+def tell(
+    callbacks: Iterable[Callback], event: str, context: RunContext, after_each: Callable[[str], None] | None = None
+) -> None:
+    """Call an event of all callbacks, in which the host may wait for the device, and `after_each` with its name."""
     with host_sync_allowed():
         for callback in callbacks:
             getattr(callback, event)(context)
+            if after_each is not None:
+                after_each(f"{type(callback).__name__}.{event}")
 
 
 def check_callbacks(callbacks: Callback | Iterable[Callback] | None) -> list[Callback]:
@@ -288,5 +432,5 @@ def check_callbacks(callbacks: Callback | Iterable[Callback] | None) -> list[Cal
         for name in dir(type(member)):
             if name.startswith("on_") and not hasattr(Callback, name) and callable(getattr(member, name)):
                 meant = difflib.get_close_matches(name, [one for one in EVENTS if "train" in one], n=1, cutoff=0.0)
-                _log.warning("%s.%s is no event and is never called; did you mean %s?", kind, name, *meant)
+                warn("%s.%s is no event and is never called; did you mean %s?", kind, name, *meant)
     return members

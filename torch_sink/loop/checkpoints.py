@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import logging
+import operator
 import os
 import pickle
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from torch_sink.common.arguments import check_text
+from torch_sink.common.ranks import warn
 from torch_sink.errors import SinkError
+from torch_sink.loop.core.author import Author
 from torch_sink.loop.core.distributed import Ranks
 
-_log = logging.getLogger("torch_sink")
 STATE_FILE, MANIFEST_FILE, FORMAT = "state.pt", "complete.json", 1
 RANK_FILE, SHARDS_FOLDER = "rank-{:05d}.pt", "shards"
 # The parts that differ between processes: random generators, position in the data, gradients of an unfinished
 # accumulation, and buffers, because running statistics of BatchNorm belong to the batches of one process.
 PER_RANK = ("random", "loader", "gradients", "other_buffers")
-_NAME = re.compile(r"^(?P<prefix>.+)-(?P<step>\d{8,})(?P<replaced>\.replaced)?$")
+_NAME = re.compile(r"^(?P<prefix>.+)-(?P<step>\d{8,})(\.(?P<replaced>replaced)|\.older\d+)?$")
+
+
+def resumed_from(path: Path) -> Author:
+    """The author of what is trained from a checkpoint on."""
+    manifest = read_manifest(path)
+    written = manifest["written"]
+    past = [(name, step) for name, step in written.get("past", ())]
+    return Author(past=(*past, (written["run"], manifest["step"])))
+
+
+def check_prefix(prefix: str) -> None:
+    """Raise unless `prefix` can begin the name of a checkpoint's directory."""
+    check_text("prefix", prefix, "a name without '/'")
+    if not prefix or "/" in prefix:
+        raise ValueError(f"prefix={prefix!r}: pass a name without '/'")
 
 
 def write_checkpoint(
@@ -33,6 +52,7 @@ def write_checkpoint(
     state: dict[str, Any],
     *,
     ranks: Ranks,
+    author: Author,
     write_shards: Callable[[str], None] | None = None,
     about: dict[str, Any] | None = None,
 ) -> Path:
@@ -40,12 +60,17 @@ def write_checkpoint(
 
     1. Files are written to a directory with a temporary name and synced to the disk.
     2. The manifest is written last, with names and sizes: a directory that lacks or contradicts it is incomplete.
-    3. The directory is renamed to its final name; an older one of the same step is renamed first and then deleted.
+    3. The directory is renamed to its final name; an older one of the same step is renamed first and then deleted, or
+       kept under another name if another training has written it.
+
+    The manifest says which training wrote it, and its place in the order in which those of the directory were written.
+    Clocks have no part in that.
 
     With more than one process, all must call this, with a shared file system: rank 0 writes the common parts and each
     rank its own ones (`PER_RANK`).
 
     Args:
+        author: the training; that of rank 0 counts.
         write_shards: writes a sharded model to the folder that it is called with.
         about: plain values that the manifest holds too.
 
@@ -74,10 +99,16 @@ def write_checkpoint(
         if is_first:
             # A network file system may show old sizes of other ranks' files.
             mine = {temporary / STATE_FILE, temporary / RANK_FILE.format(0)}
-            files = [path for path in sorted(temporary.rglob("*")) if path.is_file()]
-            sizes = {str(path.relative_to(temporary)): path.stat().st_size if path in mine else None for path in files}
+            sizes = {
+                str(path.relative_to(temporary)): path.stat().st_size if path in mine else None
+                for path in sorted(temporary.rglob("*"))
+                if path.is_file()
+            }
             versions = {"format": FORMAT, "ranks": ranks.size, "torch": torch.__version__}
-            _complete(temporary, final, {**(about or {}), "step": step, **versions, "files": sizes})
+            place = max(_places(directory), default=0) + 1
+            written = {"run": author.run, "past": author.past, "place": place}
+            manifest = {**(about or {}), "step": step, "written": written, **versions, "files": sizes}
+            _complete(temporary, final, manifest, author)
         if many:
             ranks.wait()
     except BaseException:
@@ -99,42 +130,105 @@ def _write_tensors(path: Path, state: dict[str, Any]) -> None:
         )
 
 
-def _complete(temporary: Path, final: Path, manifest: dict[str, Any]) -> None:
+def _complete(temporary: Path, final: Path, manifest: dict[str, Any], author: Author) -> None:
     (temporary / MANIFEST_FILE).write_text(json.dumps(manifest), encoding="utf-8")
     _sync(temporary / MANIFEST_FILE)
     _sync(temporary)
     replaced = final.with_name(f"{final.name}.replaced")
     if final.exists():
-        os.replace(final, replaced)
+        if _is_of_another(final, author):
+            free = (final.with_name(f"{final.name}.older{number}") for number in itertools.count(1))
+            kept = next(path for path in free if not path.exists())
+            os.replace(final, kept)
+            warn("%s, which another training has written, is now %s", final, kept.name)
+        else:
+            os.replace(final, replaced)
     os.replace(temporary, final)
     _sync(final.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def list_checkpoints(directory: Path, prefix: str | None = None) -> list[Path]:
-    """Complete checkpoints under `directory`, lowest step first; incomplete ones are left out, with a warning."""
-    if not directory.is_dir():
-        return []
-    found: list[tuple[int, int, float, Path]] = []
+def _is_of_another(path: Path, author: Author) -> bool:
+    """Whether another training has written a checkpoint here."""
+    try:
+        return not has_written(author, read_manifest(path))
+    except FileNotFoundError:
+        return False  # there is none that was ever complete
+    except ValueError:
+        return True
+
+
+def has_written(author: Author, manifest: dict[str, Any]) -> bool:
+    """Whether a checkpoint is of this training, or was on the way to the state that it was resumed from."""
+    run, step = manifest["written"]["run"], manifest.get("step", 0)
+    return bool(run == author.run) or any(run == name and step <= left_at for name, left_at in author.past)
+
+
+def _places(directory: Path) -> Iterator[int]:
+    """The places of all checkpoints of a directory, damaged ones too, in the order in which they were written."""
     for path in directory.iterdir():
+        if _NAME.match(path.name) is not None:
+            with suppress(OSError, ValueError):
+                yield read_manifest(path)["written"]["place"]
+
+
+def list_checkpoints(directory: Path, prefix: str | None = None) -> list[Path]:
+    """The complete checkpoints under `directory`, in the order in which they were written.
+
+    Those of earlier versions, which did not keep the order, come first, lowest step first. Incomplete ones are left
+    out, with a warning.
+    """
+    return [one.path for one in read_checkpoints(directory, prefix)]
+
+
+class Checkpoint(NamedTuple):
+    """A complete checkpoint; the latest is the largest."""
+
+    order: tuple[int, int, bool, float]
+    path: Path
+    manifest: dict[str, Any]
+
+
+def read_checkpoints(directory: Path, prefix: str | None = None) -> list[Checkpoint]:
+    """The checkpoints of `list_checkpoints` with their manifests."""
+    found: list[Checkpoint] = []
+    for path in directory.iterdir() if directory.is_dir() else ():
         match = _NAME.match(path.name)
         if match is None or path.name.startswith(".") or not (path / MANIFEST_FILE).is_file():
             continue
-        if (problem := _damage(path)) is not None:
-            _log.warning("%s is left out: %s", path, problem)
+        try:
+            manifest = read_manifest(path)
+            problem = _damage(path, manifest)
+        except ValueError:
+            manifest, problem = {}, f"{MANIFEST_FILE} is no JSON"
+        if problem is not None:
+            warn("%s is left out: %s", path, problem)
         elif prefix is None or match["prefix"] == prefix:
-            found.append((int(match["step"]), match["replaced"] is None, path.stat().st_mtime, path))
-    return [entry[-1] for entry in sorted(found)]
+            place, step = manifest["written"]["place"], int(match["step"])
+            order = place, step, match["replaced"] is None, path.stat().st_mtime
+            found.append(Checkpoint(order, path, manifest))
+    return sorted(found, key=operator.attrgetter("order"))
+
+
+def own_checkpoints(directory: Path, author: Author, prefix: str | None = None) -> list[Checkpoint]:
+    """The checkpoints of `read_checkpoints` that a training has written."""
+    return [one for one in read_checkpoints(directory, prefix) if has_written(author, one.manifest)]
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Step and files of a checkpoint, and the plain values that were saved with them."""
+    """Step and files of a checkpoint, and the plain values that were saved with them.
+
+    "written" says by which training, and at which place in the order of the directory; None and 0 for a checkpoint of
+    an earlier version, which kept neither.
+    """
     manifest: dict[str, Any] = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
+    written = manifest.get("written")
+    manifest["written"] = {"run": None, "place": 0} | (written if isinstance(written, dict) else {})
     return manifest
 
 
 def newest_checkpoint(directory: Path) -> Path | None:
-    """The newest complete checkpoint under `directory`, or None."""
+    """The complete checkpoint under `directory` that was written last, or None."""
     if directory.is_file():
         raise NotADirectoryError(f"{directory} is a file; pass the directory that checkpoints were saved to")
     if (directory / MANIFEST_FILE).is_file():
@@ -142,13 +236,9 @@ def newest_checkpoint(directory: Path) -> Path | None:
     return next(reversed(list_checkpoints(directory)), None)
 
 
-def _damage(path: Path) -> str | None:
+def _damage(path: Path, manifest: dict[str, Any]) -> str | None:
     """What is missing in a checkpoint with a manifest; None if it is complete."""
-    try:
-        files = read_manifest(path).get("files", {})
-    except ValueError:
-        return f"{MANIFEST_FILE} is no JSON"
-    for name, size in files.items():
+    for name, size in manifest.get("files", {}).items():
         file = path / name
         if not file.is_file():
             return f"{name} is missing"

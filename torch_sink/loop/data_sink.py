@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch_sink.common.arguments import check_count
+from torch_sink.common.arguments import check_count, explains_wrong_calls
 from torch_sink.loop.core.batches import call_with
 from torch_sink.loop.engines.jit import JitConfig, jit_with
 
@@ -15,6 +15,7 @@ _END = object()
 _bound: weakref.WeakValueDictionary[int, DataSink] = weakref.WeakValueDictionary()
 
 
+@explains_wrong_calls()
 def data_sink(
     fn: Callable[..., Any], dataset: Any, sink_size: int = 1, jit_config: JitConfig | None = None
 ) -> DataSink:
@@ -65,7 +66,8 @@ class DataSink:
     def __call__(self) -> Any:
         for _ in range(self._sink_size):
             while (batch := next(self._batches, _END)) is _END:
-                self._batches = self._loader.rest()
+                batches = self._loader.batches_per_epoch
+                self._batches = self._loader.epoch(batches, goes_on=True, numbers_passes=True)
             output = call_with(self._function, batch)
         return output
 

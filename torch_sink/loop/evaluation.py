@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader, Dataset
 from torch_sink.errors import add_note
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, ranks_in_context, tell
 from torch_sink.loop.core.batches import Wrappers, call_with, epoch_length, map_tensors
+from torch_sink.loop.core.samples import SampleCounter
 from torch_sink.loop.engines.build import Inference, Settings
-from torch_sink.loop.metrics import Loss, MeanMetric, collect_results, make_metrics
+from torch_sink.loop.metrics import ClassMetric, Loss, MeanMetric, Metrics, collect_results, make_metrics
 from torch_sink.loop.step.precision import ForwardPass, Function, Judged
 from torch_sink.loop.step.state import TrainState
 
@@ -34,7 +35,7 @@ class Evaluator:
     def __init__(
         self, state: TrainState, settings: Settings, wrappers: Wrappers, *, eval_network: nn.Module | None = None
     ) -> None:
-        self._network, self._ranks, self._loss_fn = state.model, state.ranks, state.loss_fn
+        self.network, self._ranks, self._loss_fn = state.model, state.ranks, state.loss_fn
         self._precision, self._settings, self._wrappers = state.precision, settings, wrappers
         self._evaluated = eval_network if eval_network is not None else state.model
         self._function = state.forward
@@ -48,7 +49,7 @@ class Evaluator:
     def evaluate(
         self,
         dataset: Any,
-        metrics: Any,
+        metrics: Metrics | None,
         *,
         forward: Function | None = None,
         callbacks: Iterable[Callback] = (),
@@ -65,6 +66,10 @@ class Evaluator:
                 f"metrics {', '.join(blind)} need outputs and labels, and this loop's forward= returns a loss; "
                 "pass evaluate(loader, metrics=..., forward=lambda model, batch: (loss, output, labels))"
             )
+        for metric in metrics.values():
+            if isinstance(metric, ClassMetric):
+                metric.follow_loss(self._loss_fn)
+        self._precision.follow(self.network)
         judge = self._judge(forward)
         if self._has_loss or forward is not None:
             metrics.setdefault("loss", Loss())
@@ -72,7 +77,7 @@ class Evaluator:
             if self._ranks.sharded:  # each forward pass gathers the weights from all ranks
                 self._ranks.check_lengths(epoch_length(loader), None)
             self._ranks.share_buffers()
-            about = RunArguments(eval_network=self._evaluated, network=self._network, loss_fn=self._loss_fn)
+            about = RunArguments(eval_network=self._evaluated, network=self.network, loss_fn=self._loss_fn)
             about.update(mode="eval", valid_dataset=loader, metrics=metrics, list_callback=callbacks)
             about.update(epoch_num=1, cur_epoch_num=1, batch_num=epoch_length(loader), cur_step_num=0)
             about.update(ranks_in_context(self._ranks), dataset_sink_mode=sink_mode)
@@ -100,17 +105,17 @@ class Evaluator:
         if first is None or isinstance(first, (DataLoader, Dataset, SinkLoader)):
             raise TypeError(f"predict got {'nothing' if first is None else f'a {type(first).__name__}'}; {_PREDICT}")
         if self._predictor is None:
-            self._predictor = Inference(self._outputs, self._network, self._settings)
+            self._predictor = Inference(self._outputs, self.network, self._settings)
+        self._precision.follow(self.network)
         inputs = map_tensors(lambda tensor: tensor.to(self._settings.device), inputs)
-        with evaluating(self._network), self._predictor.running(None):
+        with evaluating(self.network), self._predictor.running(None):
             own = torch.clone if self._predictor.reuses_results else lambda tensor: tensor
             return map_tensors(own, self._predictor(inputs))  # the original outputs must be freed here
 
     def explain(self) -> list[str]:
         """The modes of evaluations, and why some ran in a lower mode, as lines; empty before the first evaluation."""
-        modes = sorted({judge.mode for judge in self._judges.values()})
-        lines = [f"note on evaluation: {line}" for line in self._settings.reasons.lines()]
-        return [*(f"evaluation: mode {mode}" for mode in modes), *lines]
+        judges = [f"evaluation: mode {one.mode}, batches of the latest: {one.counts}" for one in self._judges.values()]
+        return [*judges, *(f"note on evaluation: {line}" for line in self._settings.reasons.lines())]
 
     def close(self) -> None:
         """Free compiled code, graphs and loaders, and remove the hooks of mixed precision."""
@@ -137,22 +142,24 @@ class Evaluator:
         event("on_eval_epoch_begin")
         named: dict[str, Loss] = {}
         share_is_empty = self._ranks.many and arguments.batch_num == 0
-        for index, batch in enumerate(() if share_is_empty else loader.epoch(None), 1):
+        counter, batches = SampleCounter(loader.loader), iter(()) if share_is_empty else loader.epoch(None)
+        for index, batch in enumerate(batches, 1):
             if index == 1 or not sink_mode:
                 arguments.cur_step_num = (arguments.batch_num or index) if sink_mode else index
                 event("on_eval_step_begin")
+            size = counter.count_latest(batches, batch)
             judged: Judged = judge(batch)
             if copies:
                 output, labels = map_tensors(torch.clone, (judged.output, judged.labels))
                 judged = judged._replace(output=output, labels=labels)
             for name, value in judged.named.items():
-                named.setdefault(name, Loss()).update(value, judged.samples)
+                named.setdefault(name, Loss()).update(value, size)
             for metric in metrics.values():
                 if not isinstance(metric, Loss):
                     metric.update(judged.output, *judged.labels)
                 elif judged.loss is not None:
-                    metric.update(judged.loss, judged.samples)
-            samples += judged.samples
+                    metric.update(judged.loss, size)
+            samples += size
             arguments.net_outputs, arguments.cur_step_num = judged.output, index
             if not sink_mode:
                 event("on_eval_step_end")
@@ -172,7 +179,7 @@ class Evaluator:
         key = forward if isinstance(forward, Hashable) else id(forward)
         if key not in self._judges:
             function, trains = forward or self._function, self._trains and forward is None
-            passes = ForwardPass(self._network, self._loss_fn, function, self._precision)
+            passes = ForwardPass(self.network, self._loss_fn, function, self._precision)
             judge = passes.mean_loss if trains else passes.judged
             self._judges[key] = Inference(judge, self._evaluated, self._settings, (self._loss_fn, function))
             if len(self._judges) > _KEPT:
@@ -183,7 +190,7 @@ class Evaluator:
     def _outputs(self, inputs: tuple[Any, ...]) -> Any:
         try:
             with self._precision.context():
-                return self._precision.outputs(self._network(*inputs))
+                return self._precision.outputs(self.network(*inputs))
         except Exception as error:
             if not isinstance(inputs[0], torch.Tensor):
                 add_note(error, _PREDICT)

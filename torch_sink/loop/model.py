@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from torch_sink.common.arguments import check_bool, check_count, explains_other_names, takes_options_of
+from torch_sink.common.arguments import check_bool, check_count, explains_wrong_calls
 from torch_sink.loop.callbacks import Callback, LambdaCallback, RunContext, check_callbacks, older_events
 from torch_sink.loop.controls import Evaluation, check_epochs
 from torch_sink.loop.core.batches import call_with
 from torch_sink.loop.core.history import RunHistory
+from torch_sink.loop.engines.build import Mode
 from torch_sink.loop.engines.jit import JitConfig
-from torch_sink.loop.metrics import Loss, make_metrics
+from torch_sink.loop.metrics import Loss, Metrics, make_metrics
+from torch_sink.loop.step.optimizers import When
+from torch_sink.loop.step.precision import Level
+from torch_sink.loop.step.scaler import StaticLossScaler
 from torch_sink.loop.step_loop import StepLoop
 from torch_sink.thread_waits import host_sync_allowed
 
@@ -31,8 +35,8 @@ class Model:
             list as `network(*batch)`, a dict as `network(**batch)`, anything else as `network(batch)`.
         loss_fn: `loss_fn(network(x), y)`, or None.
         optimizer: needed by `train` and `fit`.
-        metrics: a set of "accuracy", "top5" and "loss", or name -> object with `reset`, `update(output, *labels)` and
-            `compute`; needed by `eval` and `fit`.
+        metrics: a set of "accuracy", "top5", "miou" and "loss", or name -> object with `reset`, `update(output,
+            *labels)` and `compute`, such as `Accuracy`; needed by `eval` and `fit`.
         mode: as for `StepLoop`; default the mode of `jit_config`.
         jit_config: how to compile; default eager code on the CPU, compiled and captured on CUDA.
         eval_network: `eval_network(*batch)` -> (loss, output, labels), used by `eval` instead of `network`.
@@ -41,7 +45,7 @@ class Model:
         TypeError, ValueError: an argument that cannot be used.
     """
 
-    @explains_other_names(
+    @explains_wrong_calls(
         of_a_run="it belongs to the call: Model(...).train(epoch, train_dataset, callbacks=[...])",
         sink_size="it belongs to the call: Model(...).train(epoch, train_dataset, sink_size=...)",
         dataset_sink_mode="it belongs to the call: Model(...).train(epoch, train_dataset, dataset_sink_mode=...)",
@@ -49,32 +53,51 @@ class Model:
         eval_indexes="eval_network returns (loss, output, labels) in this order",
         boost_level="there are no boost levels; amp_level and jit_config choose how steps run",
     )
-    @takes_options_of(StepLoop, steps_per_sync=None, amp="amp_level", forward=None, device=None)
     def __init__(
         self,
         network: nn.Module,
         loss_fn: Callable[..., Any] | None = None,
         optimizer: torch.optim.Optimizer | None = None,
-        metrics: Any = None,
+        metrics: Metrics | None = None,
         *,
+        amp_level: Level = "O0",
+        amp_dtype: torch.dtype = torch.bfloat16,
+        loss_scaler: Literal["default"] | StaticLossScaler | None = "default",
+        scheduler: Any | None = None,
+        schedule: When | None = None,
+        clip_grad_norm: float | None = None,
+        accumulate: int = 1,
+        ema: float | None = None,
+        mode: Mode = "auto",
+        jit_config: JitConfig | None = None,
         eval_network: nn.Module | None = None,
-        **options: Any,
     ) -> None:
         if not isinstance(network, nn.Module):
             raise TypeError(f"network is a {type(network).__name__}; pass a torch.nn.Module")
-        level = options.pop("amp_level", "O0")
-        if level != "O0" and optimizer is None:
+        if amp_level != "O0" and optimizer is None:
             raise ValueError(
-                f"amp_level={level!r} needs an optimizer; for evaluation alone convert the network with "
+                f"amp_level={amp_level!r} needs an optimizer; for evaluation alone convert the network with "
                 "torch_sink.amp.auto_mixed_precision"
             )
-        mode = options.pop("mode", "auto")
-        options["mode"] = _mode(options.get("jit_config")) if mode == "auto" else mode
-        if loss_fn is None and optimizer is not None:
-            options["forward"] = call_with
         self._network, self._loss_fn, self._optimizer = network, loss_fn, optimizer
         self._eval_network, self._metrics = eval_network, make_metrics(metrics)
-        self._loop = loop = StepLoop(network, loss_fn, optimizer, steps_per_sync=-1, amp=level, **options)
+        self._loop = loop = StepLoop(
+            network,
+            loss_fn,
+            optimizer,
+            steps_per_sync=-1,
+            amp=amp_level,
+            amp_dtype=amp_dtype,
+            loss_scaler=loss_scaler,
+            scheduler=scheduler,
+            schedule=schedule,
+            clip_grad_norm=clip_grad_norm,
+            accumulate=accumulate,
+            ema=ema,
+            mode=_mode(jit_config) if mode == "auto" else mode,
+            jit_config=jit_config,
+            forward=call_with if loss_fn is None and optimizer is not None else None,
+        )
         self._evaluator = loop.runner.make_evaluator(loop.state.judging(loop.ranks.inner, None), eval_network)
 
     def __repr__(self) -> str:
@@ -105,7 +128,7 @@ class Model:
             )
         return self._loop
 
-    @explains_other_names(
+    @explains_wrong_calls(
         of_an_evaluation="it belongs to fit: Model(...).fit(epoch, train_dataset, valid_dataset)",
         timeline="record it by: with torch_sink.timeline(path): Model(...).train(...)",
     )
@@ -126,7 +149,7 @@ class Model:
             callbacks: called once per host sync, or per step with `dataset_sink_mode=False`.
             dataset_sink_mode: whether a whole epoch runs between host syncs.
             sink_size: steps per epoch; -1 for one pass of the dataset. No effect if `dataset_sink_mode` is False.
-            initial_epoch: number of epochs that were trained before.
+            initial_epoch: number of epochs that were trained before; what has `set_epoch` and stands at 0 begins there.
 
         Raises:
             TypeError, ValueError: an argument that cannot be used, or batches that are not (x, y) for a loss function.
@@ -141,7 +164,7 @@ class Model:
             initial_epoch=initial_epoch,
         )
 
-    @explains_other_names(timeline="record it by: with torch_sink.timeline(path): Model(...).fit(...)")
+    @explains_wrong_calls(timeline="record it by: with torch_sink.timeline(path): Model(...).fit(...)")
     def fit(
         self,
         epoch: int,
@@ -196,6 +219,7 @@ class Model:
             train_dataset,
             [*own, *members],
             loop=loop,
+            numbers_own_steps=True,
             epochs=epoch - initial_epoch,
             sink_size=sink_size if dataset_sink_mode else -1,
             steps_per_sync=-1 if dataset_sink_mode else 1,
@@ -205,7 +229,7 @@ class Model:
             list_callback=members,
         )
 
-    @explains_other_names()
+    @explains_wrong_calls()
     def eval(
         self, valid_dataset: Any, callbacks: Callback | list[Callback] | None = None, dataset_sink_mode: bool = True
     ) -> dict[str, Any]:
@@ -232,10 +256,15 @@ class Model:
                 valid_dataset, self._metrics, callbacks=members, sink_mode=dataset_sink_mode
             )
 
+    @explains_wrong_calls()
     def predict(self, *inputs: Any) -> Any:
-        """Outputs of the network for one batch, in evaluation mode and without gradients."""
+        """Compute the network's outputs for one batch, in evaluation mode and without gradients.
+
+        See `StepLoop.predict`; the model needs no optimizer, loss function or metrics for it.
+        """
         return self._evaluator.predict(inputs)
 
+    @explains_wrong_calls()
     @host_sync_allowed()
     def build(self, train_dataset: Any = None, valid_dataset: Any = None) -> None:
         """Compile ahead of time what `train`, `fit` and `eval` will run; evaluations are captured too.
@@ -275,7 +304,7 @@ class Model:
             )
 
 
-def _mode(config: JitConfig | None) -> str:
+def _mode(config: JitConfig | None) -> Mode:
     if config is None:
         return "auto"
     if config.jit_level == "O0" and config.exc_mode != "sink":

@@ -6,15 +6,23 @@ import math
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
-from torch_sink.common.arguments import check_choice, check_count
+from torch import Tensor
+
+from torch_sink.common.arguments import check_bool, check_choice, check_count, check_path, explains_wrong_calls
+from torch_sink.common.ranks import group_rank, of_rank, speaks
 from torch_sink.errors import NonFiniteLoss
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext
 
+OnNonfinite = Literal["raise", "warn", "ignore"]
 
-def show(text: str, *, error: bool = False) -> None:
-    """Print a line, above a tqdm bar if there is one."""
+
+def show(text: str, *, error: bool = False, every_rank: bool = False) -> None:
+    """Print a line, above a tqdm bar if there is one: on rank 0, or on each rank if `every_rank`."""
+    if not speaks(every_rank):
+        return
+    text = of_rank(text) if every_rank else text
     stream = sys.stderr if error else sys.stdout
     tqdm: Any = getattr(sys.modules.get("tqdm"), "tqdm", None)
     if getattr(tqdm, "_instances", None):
@@ -23,10 +31,18 @@ def show(text: str, *, error: bool = False) -> None:
         print(text, file=stream, flush=True)
 
 
-class _ResultsMonitor(Callback):
-    """Base of callbacks that show evaluation results."""
+class _Monitor(Callback):
+    """Base of callbacks that show or write what happens: rank 0 does, or each rank if `every_rank`."""
 
+    _every_rank = False
     _known: Any = None
+
+    def _speak_on(self, every_rank: bool) -> None:
+        check_bool("every_rank", every_rank)
+        self._every_rank = every_rank
+
+    def _show(self, text: str, *, error: bool = False) -> None:
+        show(text, error=error, every_rank=self._every_rank)
 
     def _new_results(self, arguments: RunArguments) -> dict[str, Any]:
         """The evaluation results, if they are new since the last call."""
@@ -34,20 +50,25 @@ class _ResultsMonitor(Callback):
         return {} if self._known is known else self._known or {}
 
 
-class LossMonitor(_ResultsMonitor):
+class LossMonitor(_Monitor):
     """Prints the loss and the step's number in its epoch, and checks every step for NaN and infinity.
 
     Args:
         per_print_times: print the loss about every so many steps, at the next host sync; 0 prints no losses.
         on_nonfinite: "raise", "warn" or "ignore". Steps whose update was skipped for overflow do not count.
+        every_rank: print on each rank, and not on rank 0 alone; all of them raise in any case.
 
     Raises:
         NonFiniteLoss: in a run, after the sink, naming the first such step.
     """
 
-    def __init__(self, per_print_times: int = 1, *, on_nonfinite: str = "raise") -> None:
+    @explains_wrong_calls()
+    def __init__(
+        self, per_print_times: int = 1, *, on_nonfinite: OnNonfinite = "raise", every_rank: bool = False
+    ) -> None:
         check_count("per_print_times", per_print_times, minimum=0)
-        check_choice("on_nonfinite", on_nonfinite, ("raise", "warn", "ignore"))
+        check_choice("on_nonfinite", on_nonfinite, get_args(OnNonfinite))
+        self._speak_on(every_rank)
         self._every, self._on_nonfinite = per_print_times, on_nonfinite
         self._last_printed = 0
         self._suspects: dict[int, float] = {}
@@ -63,23 +84,31 @@ class LossMonitor(_ResultsMonitor):
         epoch, step = arguments.cur_epoch_num, arguments.loop.progress.epoch_steps
         if self._every and arguments.cur_step_num - self._last_printed >= self._every:
             self._last_printed = arguments.cur_step_num
-            show(f"epoch: {epoch} step: {step}, loss is {float(arguments.losses[-1])}")
+            self._show(f"epoch: {epoch} step: {step}, loss is {float(arguments.losses[-1])}")
         if results := self._new_results(arguments):
-            show(f"Eval result: epoch {epoch} step {step}, metrics: {results}")
+            self._show(f"Eval result: epoch {epoch} step {step}, metrics: {results}")
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
+        if self._suspects:  # their update came with the epoch's end
+            self._judge_suspects(arguments)
         if results := self._new_results(arguments):
-            show(f"Eval result: epoch {arguments.cur_epoch_num}, metrics: {results}")
+            self._show(f"Eval result: epoch {arguments.cur_epoch_num}, metrics: {results}")
 
     def _check(self, arguments: RunArguments) -> None:
-        first, accumulate = arguments.cur_step_num - len(arguments.losses) + 1, arguments.accumulate or 1
+        first = arguments.cur_step_num - len(arguments.losses) + 1
         for index in (~arguments.losses.isfinite()).nonzero().flatten().tolist():
-            self._suspects[first + index] = float(arguments.losses[index])
+            self._suspects.setdefault(first + index, float(arguments.losses[index]))
+        self._judge_suspects(arguments)
+
+    def _judge_suspects(self, arguments: RunArguments) -> None:
+        """Act on the suspects whose update has come: it may have been skipped, and then they do not count."""
+        first = arguments.cur_step_num - len(arguments.losses) + 1
+        updates = [first + index for index in arguments.updates.nonzero().flatten().tolist()]
         skipped = {first + index for index in arguments.overflows.nonzero().flatten().tolist()}
         for step, loss in list(self._suspects.items()):
-            update = -(-step // accumulate) * accumulate  # the step does not count if this update is skipped
-            if update > arguments.cur_step_num:
+            update = next((one for one in updates if one >= step), None)
+            if update is None and arguments.loop.scaler is not None:
                 continue
             del self._suspects[step]
             if update in skipped:
@@ -90,19 +119,23 @@ class LossMonitor(_ResultsMonitor):
             )
             if self._on_nonfinite == "raise":
                 raise NonFiniteLoss(message)
-            show(f"warning: {message}", error=True)
+            self._show(f"warning: {message}", error=True)
 
 
-class TimeMonitor(Callback):
+class TimeMonitor(_Monitor):
     """Prints the time of each epoch and its mean per step, in training and in evaluation.
 
     Args:
         data_size: number of steps for the mean; default the executed steps of the epoch.
         data_time: also print how long the training loop waited for batches.
+        every_rank: print on each rank, and not on rank 0 alone.
     """
 
-    def __init__(self, data_size: int | None = None, data_time: bool = False) -> None:
+    @explains_wrong_calls()
+    def __init__(self, data_size: int | None = None, data_time: bool = False, *, every_rank: bool = False) -> None:
         check_count("data_size", data_size, minimum=1, meaning="the executed steps")
+        check_bool("data_time", data_time)
+        self._speak_on(every_rank)
         self._data_size, self._data_time = data_size, data_time
         self._started: dict[str, tuple[float, int, float]] = {}
 
@@ -119,22 +152,29 @@ class TimeMonitor(Callback):
         text = f"{phase} epoch time: {milliseconds:5.3f} ms, per step time: {milliseconds / steps:5.3f} ms"
         if self._data_time and arguments.wait_seconds is not None:
             text += f", data time: {(arguments.wait_seconds - waited) * 1e3:5.3f} ms"
-        show(text)
+        self._show(text)
 
     on_eval_epoch_begin, on_eval_epoch_end = on_train_epoch_begin, on_train_epoch_end
 
 
-class ProgressBar(Callback):
+class ProgressBar(_Monitor):
     """Shows the executed steps and the last loss: as a tqdm bar if tqdm is installed, else as a line per host sync.
 
     In a log file the bar is one line, written when the run ends. A resumed run continues at the interrupted step.
+
+    Args:
+        every_rank: show each rank's, and not rank 0's alone.
     """
 
-    def __init__(self) -> None:
+    @explains_wrong_calls()
+    def __init__(self, *, every_rank: bool = False) -> None:
+        self._speak_on(every_rank)
         self._bar: Any = None
 
     def on_train_begin(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
+        if not speaks(self._every_rank):
+            return
         try:
             from tqdm.auto import tqdm
         except ImportError:
@@ -143,14 +183,17 @@ class ProgressBar(Callback):
         is_log = not sys.stderr.isatty() and "ipykernel" not in sys.modules
         pauses = {"mininterval": math.inf, "maxinterval": math.inf} if is_log else {}
         done = arguments.loop.progress.steps
-        self._bar = tqdm(total=arguments.total_steps, initial=done, unit="step", dynamic_ncols=True, **pauses)
+        place = {"desc": of_rank("").rstrip(": "), "position": group_rank()} if self._every_rank else {}
+        self._bar = tqdm(total=arguments.total_steps, initial=done, unit="step", dynamic_ncols=True, **pauses, **place)
 
     def on_train_step_end(self, run_context: RunContext) -> None:
+        if not speaks(self._every_rank):
+            return
         arguments = run_context.original_args()
         done, loss = arguments.loop.progress.steps, float(arguments.losses[-1])
         if self._bar is None:
             total = f"/{arguments.total_steps}" if arguments.total_steps else ""
-            print(f"step {done}{total}: loss {loss:.4f}", file=sys.stderr, flush=True)
+            self._show(f"step {done}{total}: loss {loss:.4f}", error=True)
             return
         self._bar.set_postfix(epoch=arguments.cur_epoch_num, loss=f"{loss:.4f}", refresh=False)
         self._bar.update(done - self._bar.n)
@@ -184,7 +227,7 @@ class History(Callback):
             self.epoch.setdefault(name, []).append(value)
 
 
-class SummaryCollector(_ResultsMonitor):
+class SummaryCollector(_Monitor):
     """Writes loss, learning rates, overflows, metrics and evaluation results for TensorBoard.
 
     Every step has a point, although the host reads them only at a sink's end.
@@ -192,26 +235,35 @@ class SummaryCollector(_ResultsMonitor):
     Args:
         summary_dir: folder of the event files.
         collect_freq: write every so many steps.
+        every_rank: write on each rank, into `summary_dir/rank0` and so on, and not on rank 0 alone.
 
     Raises:
         ImportError: TensorBoard is not installed.
     """
 
-    def __init__(self, summary_dir: str | Path, collect_freq: int = 1) -> None:
+    @explains_wrong_calls()
+    def __init__(self, summary_dir: str | Path, collect_freq: int = 1, *, every_rank: bool = False) -> None:
+        check_path("summary_dir", summary_dir)
         check_count("collect_freq", collect_freq, minimum=1)
+        self._speak_on(every_rank)
         self._directory, self._every = str(summary_dir), collect_freq
         self._writer: Any = None
 
     def on_train_begin(self, run_context: RunContext) -> None:
-        try:
+        try:  # on every rank: where one alone raises, the others wait for it
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ImportError("SummaryCollector needs TensorBoard: pip install 'torch-sink[summary]'") from error
-        self._writer = SummaryWriter(self._directory)
+        if speaks(self._every_rank):
+            ranks = run_context.original_args().loop.ranks
+            own = Path(self._directory, f"rank{ranks.rank}") if self._every_rank and ranks.many else self._directory
+            self._writer = SummaryWriter(str(own))
 
     def on_train_step_end(self, run_context: RunContext) -> None:
+        if self._writer is None:
+            return
         arguments = run_context.original_args()
-        first = arguments.cur_step_num - len(arguments.losses) + 1
+        first = arguments.loop.step_count - len(arguments.losses) + 1
         series = {"loss": arguments.losses.tolist(), "overflow": arguments.overflows.int().tolist()}
         for group, rates in enumerate(arguments.learning_rates.T.tolist()):
             series[f"learning_rate/{group}"] = rates
@@ -224,12 +276,17 @@ class SummaryCollector(_ResultsMonitor):
         self._write_results(arguments)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
-        self._write_results(run_context.original_args())
-        self._writer.flush()
+        if self._writer is not None:
+            self._write_results(run_context.original_args())
+            self._writer.flush()
 
     def _write_results(self, arguments: RunArguments) -> None:
         for name, value in self._new_results(arguments).items():
-            self._writer.add_scalar(f"eval/{name.removeprefix('eval_')}", float(value), arguments.cur_step_num)
+            name = f"eval/{name.removeprefix('eval_')}"
+            parts = value.flatten().tolist() if isinstance(value, Tensor) and value.numel() != 1 else None
+            for place, number in {name: float(value)}.items() if parts is None else enumerate(parts):
+                title = name if parts is None else f"{name}/{place}"
+                self._writer.add_scalar(title, number, arguments.loop.step_count)
 
     def __exit__(self, *exc_info: Any) -> None:
         if self._writer is not None:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torch_sink.common.containers import leaves as leaves_of
+from torch_sink.common.ranks import warn
 from torch_sink.errors import SinkError, add_hints, add_note
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, ranks_in_context, tell
 from torch_sink.loop.core.batches import epoch_length, tensors_among
 from torch_sink.loop.core.history import RunHistory, SinkResults
 from torch_sink.loop.core.host_sync import watch_host_syncs
+from torch_sink.loop.core.samples import SampleCounter
 from torch_sink.loop.step.state import TrainState
 from torch_sink.loop.step.step import Engine, check_device
 from torch_sink.thread_waits import host_sync_allowed
@@ -45,9 +47,13 @@ class TrainingRun:
         max_steps: int | None,
         batches: int | None,
         steps_per_sync: int,
+        numbers_own_steps: bool = False,
         **fields: Any,
     ) -> None:
-        """Prepare a run of `epochs` epochs with `batches` batches each; `fields` are added to the RunContext."""
+        """Prepare a run of `epochs` epochs with `batches` batches each; `fields` are added to the RunContext.
+
+        `cur_step_num` counts the steps of this run, if it `numbers_own_steps`, or else those of the loop.
+        """
         from torch_sink.sink.traversal import Batches
 
         self._state, self._loader, self._signals, self._note = state, loader, signals, note
@@ -60,8 +66,9 @@ class TrainingRun:
         self._failure: Exception | None = None
         self._cut_off = False
         self._leaves: list[Any] | None = None  # of the latest batch; None where they are not known
+        self._samples: int | None = None  # in it, as its loader has counted; None where it has not
+        self._counter = SampleCounter(loader.loader)
         self._own_iterator: Any = Batches
-        self._next_epoch: Iterator[Any] | None = None
         asked_for = (signal.Signals(number).name for callback in callbacks for number in callback.stop_signals)
         self._returns_on = {"GracefulExit", *asked_for}
         self._host_syncs_before = 0
@@ -69,38 +76,67 @@ class TrainingRun:
         self._waited = 0.0
         self._is_interrupted = False  # by a signal to any rank that no callback asked for
         self.history = state.history = RunHistory(_groups=len(state.optimizer.param_groups))
-        bounds = [max_steps, None if length is None else length * epochs]
+        progress = state.progress
+        self._steps_before = state.step_count - progress.steps if numbers_own_steps else 0
+        done = length if progress.epoch_ended else progress.epoch_steps
+        left = None if length is None else max(length * (epochs - progress.epochs) - (done or 0), 0)
+        bounds = [max_steps, None if left is None else progress.steps + left]
         self._arguments = about = RunArguments(train_network=state.model, network=state.model, mode="train")
         about.update(loss_fn=state.loss_fn, optimizer=state.optimizer, accumulate=state.accumulate)
         about.update(train_dataset=loader, list_callback=self._callbacks, dataset_sink_mode=True)
-        about.update(epoch_num=epochs, cur_epoch_num=0, batch_num=length, cur_step_num=state.step_count)
+        about.update(epoch_num=epochs, cur_epoch_num=0, batch_num=length, cur_step_num=self._step_number)
         about.update(total_steps=min((bound for bound in bounds if bound is not None), default=None))
-        about.update(ranks_in_context(state.ranks), history=self.history, stop_reasons=signals, **fields)
+        about.update(ranks_in_context(state.ranks), history=self.history, _stop_reasons=signals, **fields)
         self._context = RunContext(about)
 
     def execute(self, prepare: Callable[[int], Engine]) -> RunHistory:
         """Run to the end, to a stop, or to an error, which is raised once the history has the steps before it."""
         self._check_ranks()
+        self._state.schedule.check_place("code between two runs")
         engine = prepare(self._longest_sink)
         self._host_syncs_before = engine.host_syncs
         self._began = time.perf_counter()
-        engine.attach(self._loader, callbacks=bool(self._callbacks))
+        many = self._state.ranks.many
+        engine.attach(self._loader, callbacks=bool(self._callbacks), reduces_always=many and self._epoch_length is None)
         with ExitStack() as stack:
             stack.enter_context(engine.running())
             for callback in self._callbacks:
                 stack.enter_context(callback)
             self._event("on_train_begin")
-            stack.callback(setattr, self._loader, "is_last_epoch", False)
+            self._state.schedule.watch()
+            stack.callback(self._leave_epoch)
             while not self._finished():
-                self._loader.is_last_epoch = self._state.progress.epochs + 1 >= self._epochs
                 self._epoch(engine)
             self.history.seconds = time.perf_counter() - self._began
-            self._event("on_train_end")
+            self._warn_of_odd_steps(engine)
+            if window := self._state.progress.window:
+                warn(
+                    "the run ended after step %d, inside an accumulation: the gradients of %d of its %d steps are in "
+                    "no update yet; a run that resumes here goes on with them, any other begins without",
+                    self._state.step_count,
+                    window,
+                    self._state.accumulate,
+                )
+            self._event("on_train_end", sorted(self._callbacks, key=lambda one: not one.saves_training))
         if self._is_interrupted and not self._signals:
             raise SinkError(
                 f"a signal to another rank ended the run after step {self._state.step_count} on all of them"
             )
         return self.history
+
+    def _warn_of_odd_steps(self, engine: Engine) -> None:
+        """Most steps ran in a lower mode than the loop's, because few batches have one shape."""
+        counts, steps = engine.counts, self.history.steps
+        if 2 * counts.odd > steps:
+            warn(
+                "of the run's %d steps, %d had batches of another shape, or with other numbers, than the usual ones, "
+                "and so were not %s (%s); give batches one shape, or compile once for all shapes with "
+                "StepLoop(mode='compile', jit_config=JitConfig(dynamic=True))",
+                steps,
+                counts.odd,
+                "captured" if engine.mode == "graph" else "compiled",
+                counts,
+            )
 
     def _check_ranks(self) -> None:
         """Raise on all ranks unless they agree on the callbacks that wait for other ranks or end sinks."""
@@ -120,45 +156,47 @@ class TrainingRun:
         self._event("on_train_epoch_begin")
         if self._train_epoch(engine):
             engine.schedule.advance(epoch_ended=True)
-            progress.epochs, progress.epoch_steps = progress.epochs + 1, 0
+            progress.epochs, progress.epoch_steps, progress.epoch_ended = progress.epochs + 1, 0, False
         self._event("on_train_epoch_end")
 
     def _train_epoch(self, engine: Engine) -> bool:
         """Train until the epoch ends (True), or until a stop inside it (False)."""
-        iterator, batch = self._open_epoch()
-        if self._next_epoch is not None:
+        progress = self._state.progress
+        if progress.epoch_ended:  # in a sink before the checkpoint, whose loader stands at the next epoch
             return True
+        # A checkpoint may be from the last step of an epoch, before its end was seen: `len(loader)` does not prove the
+        # end, because broken samples are left out and streams may be longer. A resumed run then finds nothing left.
+        resumed = progress.epoch_steps > 0
+        iterator = self._loader.epoch(self._batches, numbers_passes=True, may_be_empty=resumed)
+        batch = self._fetch(iterator)
         while True:
             if batch is not _END:
                 self._sink(engine, iterator, batch)
             if self._failure is not None:
                 raise self._failure
-            if self._cut_off or batch is _END:
-                return not self._cut_off
+            if self._cut_off:
+                return False
+            if progress.epoch_ended:
+                return True
+            if batch is _END:
+                self._close_window(engine)
+                return True
             if self._finished():
                 if self._remaining() != 0:
                     return False
                 if self._fetch(iterator) is _END:
+                    if not self._cut_off:
+                        self._close_window(engine)
                     return True
                 self._loader.give_back()
                 return False
             batch = self._fetch(iterator)
 
-    def _open_epoch(self) -> tuple[Iterator[Any], Any]:
-        """Returns the epoch's iterator and first batch.
-
-        A checkpoint may be from the last step of an epoch, before its end was seen: `len(loader)` does not prove the
-        end, because broken samples are left out and streams may be longer. A loader that is resumed there continues
-        with the next epoch. Its first batch is then given back, and the iterator is kept for that epoch.
-        """
-        resumed = self._state.progress.epoch_steps > 0
-        before = self._loader.state_dict()["epoch"] if resumed else None
-        iterator, self._next_epoch = self._next_epoch or self._loader.epoch(self._batches), None
-        batch = self._fetch(iterator)
-        if resumed and batch is not _END and self._loader.state_dict()["epoch"] != before:
-            self._loader.give_back()
-            self._next_epoch = iterator
-        return iterator, batch
+    def _leave_epoch(self) -> None:
+        """At the run's end, inside an epoch or not: the next run begins a new pass, and so another epoch of it."""
+        progress = self._state.progress
+        if progress.epoch_steps and not progress.epoch_ended:
+            self._loader.number_next_pass()
 
     def _sink(self, engine: Engine, iterator: Iterator[Any], batch: Any) -> None:
         state, progress = self._state, self._state.progress
@@ -167,7 +205,7 @@ class TrainingRun:
             bounds.append(self._max_steps - progress.steps)
         bounds += [callback.steps_to_boundary(state.step_count) for callback in self._callbacks]
         planned = max(1, min(bound for bound in bounds if bound is not None))
-        self._arguments.cur_step_num = state.step_count + planned
+        self._arguments.cur_step_num = self._step_number + planned
         self._arguments.train_dataset_element = batch
         try:
             self._event("on_train_step_begin")
@@ -176,18 +214,24 @@ class TrainingRun:
             raise
         if self._callbacks:
             self._leaves = None  # they may have put others into the batch
-        began, executed = state.step_count, 0
-        self._arguments.inside_sink = True
-        engine.begin(planned, began)
+        began, executed, updates = state.step_count, 0, self._updates_of(planned)
+        self._arguments["_inside_sink"] = True
+        engine.begin(updates)
         try:
             while True:
-                self._step(engine, batch)
+                self._step(engine, batch, last=updates[executed])
+                progress.window = 0 if updates[executed] else progress.window + 1
                 executed += 1
                 if executed == planned or (self._signals and not state.ranks.many):
                     break
                 batch = self._fetch(iterator)
                 if batch is _END:
                     break
+        except Exception:
+            if not state.ranks.many:  # it could wait for the others, which are at another step
+                with suppress(Exception), host_sync_allowed():  # a device that has failed gives nothing
+                    self._record(engine.end(executed), engine)
+            raise
         finally:
             state.step_count = began + executed
             progress.epoch_steps += executed
@@ -195,42 +239,85 @@ class TrainingRun:
         if self._failure is not None and state.ranks.many:
             raise self._failure  # the other ranks are at another step, so there is no common sink to finish
         with host_sync_allowed():
-            self._finish_sink(engine.end(executed, began), engine)
+            self._record(results := engine.end(executed), engine)
+            if batch is _END and not self._cut_off:
+                self._close_window(engine, results)
+                progress.epoch_ended = True  # callbacks may save or stop before the epoch is counted
+            self._finish_sink(results)
 
-    def _step(self, engine: Engine, batch: Any) -> None:
+    def _updates_of(self, steps: int) -> list[bool]:
+        """For each of the epoch's next steps, whether an update follows: after every k-th one, and after the last."""
+        accumulate, window, left = self._state.accumulate, self._state.progress.window, self._remaining()
+        updates = []
+        for step in range(1, steps + 1):
+            window += 1
+            updates.append(window == accumulate or step == left)
+            window = 0 if updates[-1] else window
+        return updates
+
+    def _close_window(self, engine: Engine, results: SinkResults | None = None) -> None:
+        """At an epoch's end that nobody has announced, update with the gradients that are left, between two sinks.
+
+        Callbacks have not seen the sink of `results` yet.
+        """
+        state = self._state
+        if not state.progress.window:
+            return
+        if state.ranks.many and self._epoch_length is not None:  # for which the gradients were not reduced
+            raise SinkError(
+                f"an epoch of {self._epoch_length} batches, as len() of the loader says, ended after "
+                f"{state.progress.epoch_steps}, inside an accumulation of {state.accumulate}, whose gradients the "
+                "ranks have not exchanged; give the loader its true length, or pass SinkLoader(batches_per_epoch=...)"
+            )
+        with host_sync_allowed():
+            skipped = engine.update_now()
+        state.progress.window = 0
+        self.history.note_update(skipped=skipped)
+        self._note_syncs(engine, 0)
+        if results is None:
+            state.overflows.add_update(state.step_count, skipped=skipped)
+
+    def _step(self, engine: Engine, batch: Any, *, last: bool) -> None:
         state = self._state
         leaves = leaves_of(batch) if self._leaves is None else self._leaves
         tensors = tensors_among(leaves)
         check_device(tensors, state.model_devices)
-        if tensors and tensors[0].dim():
-            self.history.samples += tensors[0].shape[0]
         iteration = state.step_count = state.step_count + 1
-        first, last = (iteration - 1) % state.accumulate == 0, iteration % state.accumulate == 0
+        samples = self._counter.count(batch, leaves) if self._samples is None else self._samples
         watched, engine.watches_next_step = engine.watches_next_step, False
 
         try:
             with watch_host_syncs(self._note_wait) if watched else nullcontext():
-                engine.step(batch, leaves, first=first, last=last)
+                engine.step(batch, leaves, first=state.progress.window == 0, last=last)
         except Exception as error:
             shapes = [f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}" for tensor in tensors]
             add_note(error, f"in step {iteration}, with a batch of {', '.join(shapes) or 'no tensor'}")
             add_hints(error)
             raise
+        self.history.samples += samples
 
     def _note_wait(self, place: str, what: str) -> None:
         self._note(f"the step makes the host wait for the device at {place}: {what}")
 
-    def _finish_sink(self, results: SinkResults, engine: Engine) -> None:
-        self.history.add(results)
+    def _record(self, results: SinkResults, engine: Engine) -> None:
+        if len(results.losses):
+            self.history.add(results)
+            self.history.note_counts(engine.counts)
         self.history.seconds = time.perf_counter() - self._began
-        self.history.host_syncs += 1 + engine.host_syncs - self._host_syncs_before
+        self._note_syncs(engine, 1)
+
+    def _note_syncs(self, engine: Engine, ends_of_sinks: int) -> None:
+        self.history.host_syncs += ends_of_sinks + engine.host_syncs - self._host_syncs_before
         self._host_syncs_before = engine.host_syncs
+
+    def _finish_sink(self, results: SinkResults) -> None:
         self._arguments.update(
-            cur_step_num=self._state.step_count,
-            inside_sink=False,
+            cur_step_num=self._step_number,
+            _inside_sink=False,
             net_outputs=results.losses[-1],
             losses=results.losses,
             overflows=results.overflows,
+            updates=results.updates,
             learning_rates=results.learning_rates,
             step_metrics=results.metrics,
         )
@@ -243,8 +330,8 @@ class TrainingRun:
         try:
             batch = next(iterator, _END)
             # Only the SinkLoader's own iterator gives a batch as it was in the slot, where its leaves were found.
-            given, leaves = iterator.given if type(iterator) is self._own_iterator else (None, None)
-            self._leaves = leaves if given is batch else None
+            given, leaves, samples = iterator.given if type(iterator) is self._own_iterator else (None, None, None)
+            self._leaves, self._samples = (leaves, samples) if given is batch else (None, None)
             return batch
         except Exception as error:
             # Ctrl-C in a terminal kills the workers too, so after a signal their error is not raised.
@@ -253,6 +340,10 @@ class TrainingRun:
             return _END
         finally:
             self._waited += time.perf_counter() - began
+
+    @property
+    def _step_number(self) -> int:
+        return self._state.step_count - self._steps_before
 
     def _remaining(self) -> int | None:
         if self._epoch_length is None:
@@ -272,10 +363,11 @@ class TrainingRun:
             self.history.stopped_by = [*self._signals, "another rank"][0] if signalled else "request_stop"
         return signalled or requested or reached or state.progress.epochs >= self._epochs
 
-    def _event(self, name: str) -> None:
+    def _event(self, name: str, callbacks: list[Callback] | None = None) -> None:
         self._arguments.wait_seconds = self._waited
+        told = self._callbacks if callbacks is None else callbacks
         try:
-            tell(self._callbacks, name, self._context)
+            tell(told, name, self._context, self._state.schedule.check_place)
         except torch.OutOfMemoryError as error:
             add_hints(error)
             raise

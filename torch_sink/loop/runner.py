@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import threading
 from collections.abc import Iterable, Iterator
@@ -14,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from torch_sink.common.epochs import begin_epochs_at
+from torch_sink.common.ranks import warn
 from torch_sink.loop.callbacks import Callback
 from torch_sink.loop.core.batches import Wrappers, epoch_length
 from torch_sink.loop.core.distributed import forget_shardings
@@ -27,8 +28,6 @@ from torch_sink.loop.step.state import TrainState
 from torch_sink.loop.step.step import Engine
 from torch_sink.thread_waits import host_sync_allowed
 from torch_sink.tracing import timeline as record_timeline
-
-_log = logging.getLogger("torch_sink")
 
 
 class Runner:
@@ -45,6 +44,8 @@ class Runner:
         loader: Any,
         callbacks: list[Callback],
         *,
+        epochs: int,
+        initial_epoch: int = 0,
         sink_size: int | None = None,
         max_steps: int | None = None,
         timeline: str | Path | None = None,
@@ -53,7 +54,8 @@ class Runner:
         """Train over a loader or SinkLoader; `options` are those of a `TrainingRun`.
 
         `sink_size` is the number of batches per epoch; None for the SinkLoader's `batches_per_epoch`, -1 for one pass.
-        A resumed run that fails before its first step can be run again.
+        After a call without a step, such as one that failed or found the resumed run complete, a resumed run can be
+        completed as before.
         """
         state = self.state
         if state.optimizer is None:
@@ -62,33 +64,55 @@ class Runner:
                 "StepLoop(model, loss_fn, optimizer)"
             )
         resumed, state.is_resumed, began = state.is_resumed, False, state.step_count
-        if not resumed:
-            state.progress = Progress()
+        if resumed:
+            state.progress.count_from(initial_epoch)
+        else:
+            state.progress = Progress(initial_epoch=initial_epoch)
         with (
             stop_signals(callbacks) as signals,
             nullcontext() if timeline is None else record_timeline(timeline),
             self.positions.opened(loader, self.wrappers) as sink,
         ):
+            if initial_epoch and not resumed:
+                begin_epochs_at(sink.loader, initial_epoch)
             try:
                 batches = sink.batches_per_epoch if sink_size is None else sink_size if sink_size > 0 else None
                 state.ranks.check_lengths(epoch_length(sink, batches), max_steps)
                 note = self.settings.reasons.note
                 run = TrainingRun(
-                    state, sink, callbacks, signals, note, batches=batches, max_steps=max_steps, **options
+                    state,
+                    sink,
+                    callbacks,
+                    signals,
+                    note,
+                    epochs=epochs,
+                    batches=batches,
+                    max_steps=max_steps,
+                    initial_epoch=initial_epoch,
+                    **options,
                 )
-                return run.execute(self.prepare)
-            except BaseException:
+                history = run.execute(self.prepare)
+            finally:
                 if resumed and state.step_count == began:
                     state.is_resumed = True
                     with suppress(Exception):  # a loader that failed may have no position
                         self.positions.load(loader, self.positions.state(loader))
-                raise
+        if resumed and state.step_count == began and history.stopped_by is None:
+            warn(
+                "nothing was trained: the run that was resumed has completed epoch %d (step %d), and this one ends "
+                "after epoch %d%s; ask for more to go on",
+                initial_epoch + state.progress.epochs,
+                state.progress.steps,
+                initial_epoch + epochs,
+                "" if max_steps is None else f" or step {max_steps}",
+            )
+        return history
 
     @host_sync_allowed()
     def prepare(self, longest_sink: int) -> Engine:
         """Build the engine, or make room in it for sinks of up to `longest_sink` steps."""
         if not self.state.model.training:
-            _log.warning("the model is in eval mode; call model.train() before the run unless that is meant")
+            warn("the model is in eval mode; call model.train() before the run unless that is meant")
         if self.engine is None:
             self.engine = build_engine(self.state, self.settings, longest_sink)
         self.engine.reserve(longest_sink)
@@ -110,6 +134,8 @@ class Runner:
         if ema:
             state.ranks.share_buffers()  # before ema_model() copies them
         network = state.ema_model() if ema else state.ranks.inner
+        if ema in self._evaluators and self._evaluators[ema].network is not network:
+            self._evaluators.pop(ema).close()
         if ema not in self._evaluators:
             own = state.precision
             precision = make_precision(own.level, own.dtype, state.device.type, network) if ema else own
@@ -124,7 +150,10 @@ class Runner:
     def explain(self) -> list[str]:
         """Mode, precision and state of the training, and remarks on what ran differently, as lines of text."""
         mode, settings = self.engine.mode if self.engine is not None else "not started", self.settings
-        lines = [f"mode: {mode} (asked for {settings.mode!r}, device {self.state.device})", *self.state.describe()]
+        lines = [f"mode: {mode} (asked for {settings.mode!r}, device {self.state.device})"]
+        if self.engine is not None:
+            lines.append(f"steps of the latest run: {self.engine.counts}")
+        lines += self.state.describe()
         if (memory := settings.memory).graphs:
             lines.append(f"graphs: {memory.graphs}, which keep {memory.reserved / 2**20:.0f} MiB of device memory")
         lines += [f"note: {reason}" for reason in settings.reasons.lines()]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
+import copy
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -13,20 +13,31 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
 
 from torch_sink.common import reference
+from torch_sink.common.epochs import epochs_in, set_epochs
+from torch_sink.common.integrations import inner_loader
 from torch_sink.common.random_state import Draws, global_draws, twister_state
+from torch_sink.common.ranks import warn
 from torch_sink.errors import SinkError, add_hints, add_note
-from torch_sink.loop.checkpoints import SHARDS_FOLDER, newest_checkpoint, read_checkpoint, write_checkpoint
+from torch_sink.loop.checkpoints import (
+    SHARDS_FOLDER,
+    newest_checkpoint,
+    read_checkpoint,
+    resumed_from,
+    write_checkpoint,
+)
+from torch_sink.loop.core.author import Author
 from torch_sink.loop.core.batches import Wrappers, is_sink
-from torch_sink.loop.core.history import Progress
+from torch_sink.loop.core.history import Progress, first_line
 from torch_sink.loop.step.state import TrainState
 
 if TYPE_CHECKING:
     from torch_sink.sink import SinkLoader
 
-_log = logging.getLogger("torch_sink")
 OPTIONAL_PARTS = ("scheduler", "scaler", "average")
+LoadPosition = Callable[[ExitStack], Any]
 
 
 def state_of(training: TrainState, draws: Draws | None = None) -> dict[str, Any]:
@@ -40,6 +51,7 @@ def state_of(training: TrainState, draws: Draws | None = None) -> dict[str, Any]
         "progress": {**vars(training.progress)},
         "accumulate": training.accumulate,
         "random": random_state(draws or global_draws()),
+        "made_of": _made_of(training),
     }
     if not ranks.sharded:
         state["model"] = model.state_dict()
@@ -53,11 +65,12 @@ def state_of(training: TrainState, draws: Draws | None = None) -> dict[str, Any]
     for name in OPTIONAL_PARTS:
         if (part := getattr(training, name)) is not None:
             state[name] = _plain_numbers(part.state_dict())
-    if training.step_count % training.accumulate:
+    if training.progress.window:
         if ranks.sharded:
             raise SinkError(
                 f"step {training.step_count} is inside an accumulation of {training.accumulate}, whose gradients a "
-                "sharded model keeps to itself; save at a multiple of accumulate"
+                f"sharded model keeps to itself; save {training.accumulate - training.progress.window} steps later, or "
+                "at an epoch's end"
             )
         named = model.named_parameters()
         state["gradients"] = {name: p.grad.detach() for name, p in named if p.grad is not None}
@@ -69,54 +82,160 @@ def _plain_numbers(value: Any) -> Any:
     return torch.utils._pytree.tree_map_only(np.generic, np.generic.item, value)
 
 
-@torch.no_grad()
-def load_state(training: TrainState, state: dict[str, Any]) -> None:
-    """Load a state, in place for existing tensors; one with another `accumulate`, or other parts, raises ValueError.
+def _made_of(training: TrainState) -> dict[str, Any]:
+    """What a training is made of, by name, so that a state is not loaded into another one."""
+    precision = training.precision
+    made: dict[str, Any] = {"precision": precision.level}
+    if precision.level != "O0":
+        made["precision"] += f" {str(precision.dtype).removeprefix('torch.')}"
+    for part in ("optimizer", "scheduler", "scaler"):
+        one = getattr(training, part)
+        made[part] = type(one).__name__ if one is not None else None
+        if inner := getattr(one, "_schedulers", None):
+            made[part] += f"({', '.join(type(member).__name__ for member in inner)})"
+    names = {id(parameter): name for name, parameter in training.model.named_parameters()}
+    groups = training.optimizer.param_groups if training.optimizer is not None else []
+    made["groups"] = [[names.get(id(parameter), "?") for parameter in group["params"]] for group in groups]
+    return made
 
-    A loop without an optimizer loads the states of model and average only.
-    """
+
+def _differences(training: TrainState, state: dict[str, Any]) -> Iterator[str]:
+    """What keeps a state from being loaded, for each difference: "saved with ..., and this loop has ..."."""
+    trains, sharded = training.optimizer is not None, training.ranks.sharded
+    if sharded == ("model" in state):
+        kinds = "whole parameters", "a model sharded by fully_shard"
+        yield f"saved with {kinds[not sharded]}, and this loop has {kinds[sharded]}"
+    for name in OPTIONAL_PARTS:
+        part, is_there = getattr(training, name), name in state
+        if (part is not None) != is_there and (trains or part is not None):
+            yield f"saved with{'' if is_there else 'out'} {name!r}, and this loop has {'none' if is_there else 'one'}"
+    if "average" in state and training.average is not None:
+        yield from training.average.differences(state["average"]["weights"])
+    if not trains:
+        return
+    if state["accumulate"] != training.accumulate:
+        yield f"saved with accumulate={state['accumulate']}, and this loop has {training.accumulate}"
+    then, now = state.get("made_of", {}), _made_of(training)
+    for name in ("optimizer", "scheduler", "scaler", "precision"):
+        one, other = then.get(name), now[name]
+        if one is not None and other is not None and one != other:
+            yield f"saved with the {name} {one}, and this loop has {other}"
+    if not sharded and "optimizer" not in state:
+        yield "saved by a loop without an optimizer, which trains nothing"
+        return
+    if then:
+        yield from _group_differences(then["groups"], now["groups"])
+    elif not sharded:  # an earlier version has not kept the names
+        sizes = [len(group["params"]) for group in state["optimizer"]["param_groups"]]
+        if sizes != [len(names) for names in now["groups"]]:
+            here = [len(names) for names in now["groups"]]
+            yield f"saved with parameter groups of {sizes} parameters, and this loop has {here}"
+
+
+def _group_differences(then: list[list[str]], now: list[list[str]]) -> Iterator[str]:
+    if len(then) != len(now):
+        yield f"saved with {len(then)} parameter groups, and this loop has {len(now)}"
+        return
+    for number, (saved, own) in enumerate(zip(then, now, strict=True)):
+        if len(saved) != len(own):
+            yield f"saved with {len(saved)} parameters in group {number}, and this loop has {len(own)}"
+        elif different := [(one, other) for one, other in zip(saved, own, strict=True) if one != other]:
+            yield f"saved with the parameter {different[0][0]} in group {number}, where this loop has {different[0][1]}"
+
+
+def check_state(training: TrainState, state: Any) -> None:
+    """Raise ValueError unless a state is that of a training like this one; a loop that does not train needs less."""
     if not isinstance(state, dict) or not {"accumulate", "progress", "random"} <= state.keys():
         raise ValueError(
             "this is no state of a StepLoop; pass what StepLoop.state_dict() returned, or use resume(folder)"
         )
-    trains = training.optimizer is not None
-    if trains and state["accumulate"] != training.accumulate:
+    if found := [*_differences(training, state)]:
         raise ValueError(
-            f"the state was taken with accumulate={state['accumulate']}, this loop has {training.accumulate}; "
-            "make the loop with the same accumulate"
+            f"the state is of another training, and nothing of it was loaded: {'; '.join(found)}; make the loop as it "
+            "was made then, or begin with the weights alone: model.load_state_dict(state['model'])"
         )
-    for name in OPTIONAL_PARTS:
-        part, is_there = getattr(training, name), name in state
-        if (part is not None) != is_there and (trains or part is not None):
-            holds = "holds" if is_there else "lacks"
-            raise ValueError(f"the state {holds} {name!r}, unlike this loop; make the loop as it was made then")
-    if trains and not training.ranks.sharded and "optimizer" not in state:
-        raise ValueError("the state is that of a loop without an optimizer, which trains nothing")
-    if not training.ranks.sharded:
-        training.model.load_state_dict(state["model"])
+
+
+@torch.no_grad()
+def load_state(training: TrainState, state: dict[str, Any], load_position: LoadPosition = lambda undo: None) -> None:
+    """Load a state, in place for existing tensors, or raise and leave everything as it was.
+
+    A loop without an optimizer loads the states of model and average only. `load_position(undo)` loads the position in
+    the data, and registers how to undo that.
+    """
+    check_state(training, state)
+    model, optimizer, trains = training.model, training.optimizer, training.optimizer is not None
+    with ExitStack() as undo:
+        load_position(undo)
         if trains:
-            _load_optimizer(training.optimizer, state["optimizer"])
-    buffers = dict(training.model.named_buffers())
+            undo.callback(set_random_state, random_state(global_draws()))
+            set_random_state(state["random"])
+            undo.callback(training.schedule.take_place)
+            _undoable(undo, training.scheduler)
+            _undoable(undo, training.scaler)
+            if not training.ranks.sharded:
+                _load_optimizer(optimizer, state["optimizer"], undo)
+            for name in ("scheduler", "scaler"):
+                if (part := getattr(training, name)) is not None:
+                    part.load_state_dict(state[name])
+        if not training.ranks.sharded:
+            _load_model(model, state["model"])
+        undo.pop_all()  # nothing below fails
+    buffers = dict(model.named_buffers())
     for name in buffers.keys() & state["other_buffers"].keys():
         buffers[name].copy_(state["other_buffers"][name])
-    for name in OPTIONAL_PARTS:
-        if (part := getattr(training, name)) is not None:
-            part.load_state_dict(state[name])
+    if training.average is not None:
+        training.average.load_state_dict(state["average"])
+    if trains:
+        training.schedule.take_place()
     gradients = state.get("gradients", {}) if trains else {}
-    for name, parameter in training.model.named_parameters():
+    for name, parameter in model.named_parameters():
         gradient = gradients.get(name)
         parameter.grad = None if gradient is None else gradient.to(parameter.device, parameter.dtype, copy=True)
     training.step_count, training.is_resumed = state["step_count"], True
-    training.progress = Progress(**{field.name: state["progress"][field.name] for field in fields(Progress)})
+    training.author = Author()
+    progress = state["progress"]  # an earlier version may lack fields
+    training.progress = Progress(**{one.name: progress[one.name] for one in fields(Progress) if one.name in progress})
+    if "window" not in progress:
+        training.progress.window = state["step_count"] % training.accumulate
     if trains:
-        set_random_state(state["random"])
+        set_random_state(state["random"])  # what was loaded meanwhile may have drawn
 
 
-def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+def _undoable(undo: ExitStack, part: Any) -> None:
+    """Register that a scheduler or a scaler gets its present state back."""
+    if part is not None:
+        undo.callback(part.load_state_dict, copy.deepcopy(part.state_dict()))
+
+
+def _load_model(model: torch.nn.Module, state: dict[str, Any]) -> None:
+    """Load a state, or raise and leave the model as it was: torch loads what fits before it raises."""
+    own = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+    shapes = {name: value.shape for name, value in own.items() if not is_lazy(value)}
+    fits = all(name in state and state[name].shape == shape for name, shape in shapes.items())
+    is_sure = fits and len(own) == len(shapes) == len(state)
+    # The copies are on the host, because the device may have no room for them.
+    before = {} if is_sure else {name: own[name].detach().to("cpu", copy=True) for name in shapes}
+    try:
+        model.load_state_dict(state)
+    except BaseException:
+        for name, value in before.items():
+            own[name].copy_(value)
+        raise
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any], undo: ExitStack) -> None:
     """Load a state, but keep the flags for this device: the state may come from another kind of device."""
     flags = ("capturable", "foreach", "fused", "differentiable")
     kept = [{name: group[name] for name in flags if name in group} for group in optimizer.param_groups]
-    optimizer.load_state_dict(state)
+    undo.callback(vars(optimizer).update, dict(vars(optimizer)))  # loading replaces state and groups as a whole
+    try:
+        optimizer.load_state_dict(state)
+    except Exception as error:
+        raise ValueError(
+            f"the state is of another optimizer than {type(optimizer).__name__}, which cannot load it "
+            f"({first_line(error)}); make the loop with the optimizer of the run that saved it"
+        ) from error
     for group, values in zip(optimizer.param_groups, kept, strict=True):
         group.update(values)
         if lacking := optimizer.defaults.keys() - group.keys():
@@ -140,7 +259,10 @@ def save(
     position = {} if loader is None else {"loader": positions.state(loader, draws)}
     shards = partial(_copy_shards, training, load=False) if training.ranks.sharded else None
     state, step = {**state_of(training, draws), **position}, training.step_count
-    return write_checkpoint(directory, prefix, step, state, ranks=training.ranks, write_shards=shards, about=about)
+    ranks, author = training.ranks, training.author
+    return write_checkpoint(
+        directory, prefix, step, state, ranks=ranks, author=author, write_shards=shards, about=about
+    )
 
 
 def save_in_run(arguments: dict[str, Any], directory: str | Path, prefix: str, **about: Any) -> Path:
@@ -154,28 +276,37 @@ def save_in_run(arguments: dict[str, Any], directory: str | Path, prefix: str, *
 def resume(training: TrainState, positions: LoaderPositions, directory: Path, loader: Any, *, must_exist: bool) -> bool:
     """Load the newest complete checkpoint; returns False if there is none. See `StepLoop.resume`."""
     newest = newest_checkpoint(directory)
+    found = training.ranks.gather(newest.name if newest is not None else "none")
+    if any(name != found[0] for name in found):
+        names = ", ".join(f"rank {rank} {name}" for rank, name in enumerate(found))
+        raise SinkError(
+            f"the ranks found different newest checkpoints in {directory.absolute()}: {names}; give all of them the "
+            "same directory, on a file system that they share"
+        )
     if newest is None:
         problem = f"there is no complete checkpoint in {directory.absolute()}"
         if must_exist:
             raise FileNotFoundError(f"{problem}; check the path, or resume(..., must_exist=False) to begin anew")
-        _log.warning("%s: training begins at step 0; resume(..., must_exist=True) makes this an error", problem)
+        warn("%s: training begins at step 0; resume(..., must_exist=True) makes this an error", problem)
         return False
-    state = read_checkpoint(newest, training.ranks)
+    state, author = read_checkpoint(newest, training.ranks), resumed_from(newest)
+    position = state.get("loader") if loader is not None else None
     try:
         if training.ranks.sharded:
+            check_state(training, state)
             _copy_shards(training, str(newest / SHARDS_FOLDER), load=True)
-        load_state(training, state)
-    except (RuntimeError, ValueError) as error:
+        load_state(training, state, lambda undo: positions.load(loader, position, undo) if position else None)
+        training.author = author
+    except Exception as error:
         add_note(error, f"while loading {newest}")
         add_hints(error)
         raise
-    if loader is not None and state.get("loader") is not None:
-        positions.load(loader, state["loader"])
-    elif training.optimizer is not None and training.progress.epoch_steps:
-        _log.warning(
+    progress = training.progress
+    if not position and training.optimizer is not None and progress.epoch_steps and not progress.epoch_ended:
+        warn(
             "the checkpoint was taken after %d steps of an epoch, whose batches come again from the first: for the "
             "others alone, save(directory, loader) and resume(directory, loader) take the loader",
-            training.progress.epoch_steps,
+            progress.epoch_steps,
         )
     return True
 
@@ -264,9 +395,21 @@ class LoaderPositions:
         finally:
             vars(sink).update(_draws_at_save=None)
 
-    def load(self, loader: Any, state: Any) -> None:
-        """Load a position, now or when a run wraps the loader."""
+    def load(self, loader: Any, state: Any, undo: ExitStack | None = None) -> None:
+        """Load a position, now or when a run wraps the loader; `undo` gets what puts the present one back.
+
+        What has `set_epoch` is told its epoch now, so that the program may still set another.
+        """
         if is_sink(loader):
+            before: Any = self.state(loader) if undo is not None else None
             loader.load_state_dict(state)
+            if undo is not None:
+                undo.callback(loader.load_state_dict, before)
         else:
+            if undo is not None:
+                undo.callback(vars(self).update, dict(vars(self)))
             self._given, self._sink, self._state, self._was_loaded = reference(loader), None, state, True
+        wrapped = inner_loader(loader.loader if is_sink(loader) else loader)
+        before = set_epochs(wrapped, epochs_in(state))
+        if undo is not None:
+            undo.callback(set_epochs, wrapped, before)

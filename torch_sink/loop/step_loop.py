@@ -4,20 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NoReturn, get_args
 
 import torch
 from torch import Tensor, nn
 
-from torch_sink.common.arguments import check_choice, check_count, explains_other_names
+from torch_sink.common.arguments import (
+    check_bool,
+    check_choice,
+    check_count,
+    check_path,
+    explains_wrong_calls,
+)
 from torch_sink.loop.callbacks import Callback, check_callbacks
+from torch_sink.loop.checkpoints import check_prefix
 from torch_sink.loop.core.history import Progress, RunHistory
-from torch_sink.loop.engines.build import Settings
+from torch_sink.loop.engines.build import Mode, Settings
 from torch_sink.loop.engines.jit import JitConfig
+from torch_sink.loop.metrics import Metrics
 from torch_sink.loop.runner import Runner
 from torch_sink.loop.saving import load_state, resume, save, state_of
+from torch_sink.loop.step.optimizers import When
+from torch_sink.loop.step.precision import Level
 from torch_sink.loop.step.scaler import StaticLossScaler
-from torch_sink.loop.step.state import TrainState
+from torch_sink.loop.step.state import TrainState, check_forward
 from torch_sink.thread_waits import host_sync_allowed
 
 
@@ -38,9 +48,11 @@ class StepLoop:
         loss_scaler: "default" (dynamic for float16, none for bfloat16), None, or a scaler of `torch_sink.amp`.
         scheduler: a torch.optim.lr_scheduler, or None.
         schedule: when the scheduler steps, required with one: "epoch" at each epoch's end, as in most tutorials; "step"
-            after each optimizer update, for schedules that count updates, such as OneCycleLR.
+            after each optimizer update, for schedules that count updates, such as OneCycleLR; "applied" as "step", but
+            not after an update that was skipped for overflow.
         clip_grad_norm: largest norm of the gradients, or None.
-        accumulate: iterations per optimizer update; each loss is divided by it.
+        accumulate: iterations per optimizer update; each loss is divided by it. What is left at an epoch's end makes
+            an update there.
         ema: decay of a moving average of the weights, such as 0.999, or None; see `ema_model`.
         mode: "auto" ("graph" on CUDA, "eager" elsewhere), "eager", "compile" or "graph".
         jit_config: how "compile" and "graph" compile.
@@ -50,6 +62,7 @@ class StepLoop:
     Attributes:
         step_count: iterations trained so far, in all runs.
         history: of the latest run, even if it was interrupted or failed; None before the first.
+        progress: `epochs`, `epoch_steps` and `steps` of the current run, or of the latest one.
 
     Raises:
         TypeError, ValueError: an argument that cannot be used; the message says what can.
@@ -63,7 +76,7 @@ class StepLoop:
         (25, 3)
     """
 
-    @explains_other_names(
+    @explains_wrong_calls(
         of_a_run="it belongs to the run: StepLoop(...).run(loader, epochs=..., callbacks=[...], max_steps=...)",
         metrics="it belongs to an evaluation: StepLoop(...).evaluate(loader, metrics=...)",
     )
@@ -75,21 +88,21 @@ class StepLoop:
         optimizer: torch.optim.Optimizer | None = None,
         *,
         steps_per_sync: int = 100,
-        amp: str = "O0",
+        amp: Level = "O0",
         amp_dtype: torch.dtype = torch.bfloat16,
-        loss_scaler: str | StaticLossScaler | None = "default",
+        loss_scaler: Literal["default"] | StaticLossScaler | None = "default",
         scheduler: Any | None = None,
-        schedule: str | None = None,
+        schedule: When | None = None,
         clip_grad_norm: float | None = None,
         accumulate: int = 1,
         ema: float | None = None,
-        mode: str = "auto",
+        mode: Mode = "auto",
         jit_config: JitConfig | None = None,
         forward: Callable[[nn.Module, Any], Any] | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         check_count("steps_per_sync", steps_per_sync, minimum=1, special=-1, meaning="a whole epoch")
-        check_choice("mode", mode, ("auto", "eager", "compile", "graph"))
+        check_choice("mode", mode, get_args(Mode))
         if jit_config is not None and not isinstance(jit_config, JitConfig):
             raise TypeError(f"jit_config is a {type(jit_config).__name__}; pass a torch_sink.JitConfig")
         self.state = state = TrainState(
@@ -130,7 +143,7 @@ class StepLoop:
         """The numbers of epochs and steps of the current run, or of the latest one."""
         return self.state.progress
 
-    @explains_other_names(
+    @explains_wrong_calls(
         of_an_evaluation="it belongs to a callback: run(loader, callbacks=[torch_sink.Evaluation(valid_loader)])",
         of_a_loader="it belongs to the loader: run(DataLoader(dataset, batch_size=...))",
     )
@@ -150,7 +163,8 @@ class StepLoop:
         or SIGTERM has its usual effect. With an `OnRequestExit` for the signal, `run` returns instead.
 
         Args:
-            loader: a SinkLoader, or a loader that it can wrap.
+            loader: a SinkLoader, or a loader that it can wrap. The run calls `set_epoch` of samplers and datasets that
+                have it, going on from the program's own value.
             epochs: epochs of this run; after `resume`, of the interrupted run, which is completed.
             callbacks: called in their order.
             max_steps: iterations of this run, or of the interrupted one.
@@ -177,25 +191,31 @@ class StepLoop:
             loop=self,
         )
 
+    @explains_wrong_calls(
+        of_a_run="it belongs to a training: StepLoop(...).run(loader, epochs=..., callbacks=[...])",
+        of_a_loader="it belongs to the loader: evaluate(DataLoader(dataset, batch_size=...))",
+    )
     def evaluate(
         self,
         loader: Any,
         *,
-        metrics: Any = None,
+        metrics: Metrics | None = None,
         forward: Callable[[nn.Module, Any], Any] | None = None,
         ema: bool = False,
     ) -> dict[str, Any]:
         """Evaluate one pass over a loader, in the mode and precision of training, with one host sync.
+
+        Losses are averaged over samples: a batch weighs as many as it holds, see `RunHistory.samples`.
 
         With more than one process, all of them call it, each with a share of any length; all get the same results. The
         position of a SinkLoader does not change. For evaluations during a run see `torch_sink.Evaluation`.
 
         Args:
             loader: a SinkLoader, or a loader that it can wrap.
-            metrics: a set of "accuracy", "top5" and "loss", or name -> object with `reset`, `update(output, *labels)`
-                and `compute`, such as those of torchmetrics.
-            forward: `forward(model, batch)` -> (loss or None, output, labels); default `loss_fn(model(x), *labels)` for
-                batches (x, *labels), or the loop's `forward`, whose loss and named values are averaged.
+            metrics: a set of "accuracy", "top5", "miou" and "loss", or name -> object with `reset`, `update(output,
+                *labels)` and `compute`, such as `Accuracy`, `MeanIoU` and those of torchmetrics.
+            forward: `forward(model, batch)` -> (loss or None, output, labels); default `loss_fn(model(x), y)` for
+                batches (x, y), or the loop's `forward`, whose loss and named values are averaged.
             ema: evaluate the averaged weights.
 
         Returns:
@@ -211,10 +231,34 @@ class StepLoop:
             >>> sorted(loop.evaluate([(torch.randn(4, 3), torch.tensor([0, 1, 1, 0]))], metrics={"accuracy"}))
             ['accuracy', 'loss']
         """
+        check_bool("ema", ema)
+        check_forward(forward)
         return self.runner.evaluator(ema).evaluate(loader, metrics, forward=forward)
 
+    @explains_wrong_calls()
     def predict(self, *inputs: Any, ema: bool = False) -> Any:
-        """Outputs of the model, or of its average (`ema`), for one batch, in evaluation mode without gradients."""
+        """Compute the model's outputs for one batch, in evaluation mode and without gradients.
+
+        It runs in the mode and precision of training. The loop needs no optimizer for it.
+
+        Args:
+            inputs: what the model takes, as in `predict(images)`; tensors, also in nested containers, are moved to its
+                device.
+            ema: predict with the averaged weights.
+
+        Returns:
+            The outputs on the model's device, in memory that no later call overwrites; float32 at every `amp` level.
+
+        Raises:
+            TypeError: the input is a loader or nothing, and not a batch.
+            SinkError: `ema=True`, but the loop was made without `ema`.
+
+        Examples:
+            >>> loop = StepLoop(torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy)
+            >>> loop.predict(torch.zeros(4, 3)).shape
+            torch.Size([4, 2])
+        """
+        check_bool("ema", ema)
         return self.runner.evaluator(ema).predict(inputs)
 
     @host_sync_allowed()
@@ -225,12 +269,22 @@ class StepLoop:
         """
         return state_of(self.state)
 
+    @explains_wrong_calls()
     @host_sync_allowed()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state of `state_dict`; the next `run` completes the interrupted one."""
+        """Load a state of `state_dict`; the next `run` completes the interrupted one.
+
+        For `save` and ModelCheckpoint it is a new training, which replaces and deletes no earlier checkpoints.
+
+        Raises:
+            ValueError: no state of a StepLoop, or that of another training: another optimizer, scheduler, scaler,
+                precision or `accumulate`, other parameter groups, with or without an average. Nothing is loaded then.
+            RuntimeError: the state of another model. Nothing is loaded then.
+        """
         load_state(self.state, state)
         self.runner.drop_engine()
 
+    @explains_wrong_calls(callbacks="to save during a run: run(loader, callbacks=[torch_sink.ModelCheckpoint(...)])")
     @host_sync_allowed()
     def save(
         self,
@@ -242,6 +296,9 @@ class StepLoop:
     ) -> Path:
         """Write a complete checkpoint, or none. With more than one process, all of them call it.
 
+        One of this training is replaced, if it has the same name; one of another training is renamed to
+        `{prefix}-{step:08d}.older1`.
+
         Args:
             directory: parent of the checkpoint's directory `{prefix}-{step:08d}`.
             loader: the loader of `run`, whose position is saved too.
@@ -250,12 +307,23 @@ class StepLoop:
 
         Returns:
             Path of the checkpoint.
+
+        Raises:
+            TypeError, ValueError: an argument that cannot be used.
+            OSError: the directory cannot be written to.
         """
+        check_path("directory", directory)
+        check_prefix(prefix)
+        if about is not None and not isinstance(about, dict):
+            raise TypeError(f"about is a {type(about).__name__}; pass a dict of plain values")
         return save(self.state, self.runner.positions, Path(directory), loader, prefix, about)
 
+    @explains_wrong_calls(prefix="resume takes the newest checkpoint of any prefix; save those of others elsewhere")
     @host_sync_allowed()
     def resume(self, directory: str | Path, loader: Any = None, *, must_exist: bool = False) -> int:
-        """Load the newest complete checkpoint under `directory`. With more than one process, all of them call it.
+        """Load the complete checkpoint under `directory` that was written last, whatever its step.
+
+        With more than one process, all of them call it.
 
         Args:
             directory: the directory that was given to `save` or ModelCheckpoint.
@@ -268,8 +336,11 @@ class StepLoop:
         Raises:
             FileNotFoundError: no complete checkpoint, and `must_exist`.
             NotADirectoryError, ValueError: `directory` is a file, or is itself a checkpoint.
-            RuntimeError: the checkpoint is from another model.
+            ValueError, RuntimeError: the checkpoint is of another training or model; see `load_state_dict`.
+            SinkError: the ranks find different checkpoints, or the checkpoint is of another number of them.
         """
+        check_path("directory", directory)
+        check_bool("must_exist", must_exist)
         if resume(self.state, self.runner.positions, Path(directory), loader, must_exist=must_exist):
             self.runner.drop_engine()
         return self.step_count
@@ -298,6 +369,13 @@ class StepLoop:
             f"StepLoop({type(self.model).__name__}, {type(self.optimizer).__name__}, "
             f"steps_per_sync={self.steps_per_sync}, amp={self.state.precision.level!r}, mode={self.settings.mode!r}, "
             f"accumulate={self.state.accumulate}, device={str(self.device)!r}, step_count={self.step_count})"
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse to be pickled or copied, in the user's terms."""
+        raise TypeError(
+            "a StepLoop cannot be pickled or copied: it holds compiled code, graphs and loaders. Save it with "
+            "loop.save(folder), or send loop.state_dict() and load it into a loop that the other process makes"
         )
 
     def __enter__(self) -> StepLoop:

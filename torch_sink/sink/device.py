@@ -104,7 +104,8 @@ class SlotProtocol:
 
     Each slot has a staging area on the host, where it needs one, and a buffer on the device, and the events
 
-    * `staged`: the copy from the staging area is done, so the host may write there again. The producer's host waits.
+    * `staged`: the copy from the staging area is done, so the host may write there again. The producer's host waits, if
+      there was such a copy.
     * `filled`: the buffer is complete. The consumer's stream waits.
     * `free`: the consumer's last use of the buffer is done. The copy stream waits.
 
@@ -125,17 +126,17 @@ class SlotProtocol:
     def begin_staging(self, slot: int) -> None:
         """Before the host writes to the staging area of `slot`."""
         if self.was_staged[slot]:
-            self.staged[slot].synchronize()  # host sync: the producer's thread, for a copy of `count` batches ago
+            self.staged[slot].synchronize()  # host sync: the thread that fills slots, for a copy of `count` batches ago
 
     def begin_filling(self, slot: int) -> None:
         """Before work that writes to the buffer of `slot` is issued to the copy stream."""
         if self.was_used[slot]:
             self.ops.copy_stream.wait_event(self.free[slot])
 
-    def end_staging(self, slot: int) -> None:
-        """All copies from the staging area of `slot` were issued."""
+    def end_staging(self, slot: int, *, reads_host: bool) -> None:
+        """All copies into the buffer of `slot` were issued; whether some read memory of the host."""
         self.staged[slot].record(self.ops.copy_stream)
-        self.was_staged[slot] = True
+        self.was_staged[slot] = reads_host
 
     def give_back(self, slot: int, source_stream: Any) -> None:
         """Lets the loader, whose batch on `source_stream` was copied, write to the same memory again."""

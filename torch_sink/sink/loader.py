@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, NoReturn
 
 import torch
+from typing_extensions import TypeVar  # torch needs it too; typing's own takes no default before Python 3.13
 
 from torch_sink.common import reference
-from torch_sink.common.arguments import check_above_zero, check_count, explains_other_names
+from torch_sink.common.arguments import check_above_zero, check_bool, check_count, explains_wrong_calls
 from torch_sink.common.integrations import is_only_checked, warn_if_unsharded
 from torch_sink.common.random_state import Draws
+from torch_sink.damage.report import Policy
 from torch_sink.errors import SinkError
-from torch_sink.sink.producer import Producer, ThreadProducer
+from torch_sink.sink.producer import ThreadProducer
 from torch_sink.sink.resuming import open_loader
 from torch_sink.sink.ring import make_slots
 from torch_sink.sink.slots import ImageFormat, resolve_device
@@ -23,8 +25,10 @@ from torch_sink.sink.traversal import Batches, Traversal
 from torch_sink.sink.workers import Life
 from torch_sink.thread_waits import here, host_sync_allowed
 
+Batch = TypeVar("Batch", default=Any)  # what the wrapped loader gives; of a DataLoader torch says no more than Any
 
-class SinkLoader:
+
+class SinkLoader(Generic[Batch]):
     """Wraps a loader; iterating gives one epoch of batches on the device.
 
     Iterates as the wrapped loader does: each `iter()` is a new pass of it, also after `break` or `next(iter(loader))`.
@@ -36,12 +40,16 @@ class SinkLoader:
     With `num_workers > 0` a thread receives the workers' batches ahead of the consumer and brings them to the device.
     Otherwise batches are made in the calling thread, when they are asked for, so that every draw from a global random
     generator comes in the order of the plain loop; so are those of other iterables, loaders with an `__iter__` of their
-    own (as timm's have) included. For the same reason a loader without a seeded generator is restarted only when
-    the consumer asks for the first batch of the next pass; with workers and a seeded generator the queue runs across
-    passes. Samplers that draw from a global generator in the middle of a pass are the exception: with workers their
-    draws happen in the thread.
+    own (as timm's have) included. Samplers that draw from a global generator in the middle of a pass are the exception:
+    with workers their draws happen in the thread.
 
-    Other public attributes (`dataset`, `batch_size`, `sampler`, …) are those of the wrapped loader.
+    A pass begins when it is asked for: what the program changes between two passes (the dataset, its transforms, a
+    sampler, weights) is seen in the next one, as without a SinkLoader. Other public attributes (`dataset`,
+    `collate_fn`, `num_workers`, …) are those of the wrapped loader, and may be set here or there. Of a sampler or
+    dataset with `set_epoch` the program calls it, as for a DataLoader; `StepLoop` and `Model` call it for the program.
+
+    To a type checker it is a `SinkLoader[Batch]`: a `SinkLoader[Tensor]` over a list of tensors, for instance. What a
+    DataLoader gives is Any to torch, so name it: `loader: SinkLoader[tuple[Tensor, Tensor]] = SinkLoader(...)`.
 
     Args:
         loader: any iterable of batches: a `DataLoader`, a `torchdata.StatefulDataLoader`, a list, or a function that
@@ -62,6 +70,10 @@ class SinkLoader:
             than `len()`. "replace" puts the next good sample of the batch in its place, and where there is none, the
             next good one of the dataset. `stats()` counts them and lists path and reason.
         timeout_seconds: longest wait for a batch of a worker.
+        prefetch_next_epoch: begin the next pass while the last batches of this one are used, so that its first batches
+            are ready in time. What the program changes between two passes then arrives one pass late. For loaders with
+            workers and a seeded generator, and without `set_epoch`; passes of others begin when they are asked for,
+            which is said in a warning.
 
     Attributes:
         slot_index: static slot of the batch delivered last; None when it is in none (on the CPU, or an odd shape).
@@ -76,11 +88,11 @@ class SinkLoader:
         [0.0, 6.0]
     """
 
-    @explains_other_names(of_a_loader="it belongs to the loader: SinkLoader(DataLoader(dataset, batch_size=...))")
+    @explains_wrong_calls(of_a_loader="it belongs to the loader: SinkLoader(DataLoader(dataset, batch_size=...))")
     @host_sync_allowed()
     def __init__(
         self,
-        loader: Any,
+        loader: Iterable[Batch] | Callable[[], Iterable[Batch]],
         *,
         batches_per_epoch: int | None = None,
         device: torch.device | str | None = None,
@@ -88,20 +100,22 @@ class SinkLoader:
         max_bytes: int | None = None,
         dtype: torch.dtype | None = None,
         memory_format: torch.memory_format = torch.contiguous_format,
-        on_decode_error: str | None = None,
+        on_decode_error: Policy | None = None,
         timeout_seconds: float = 300.0,
+        prefetch_next_epoch: bool = False,
     ) -> None:
         self.batches_per_epoch = batches_per_epoch
         check_above_zero("timeout_seconds", timeout_seconds, "leave it out")
+        check_bool("prefetch_next_epoch", prefetch_next_epoch)
         self._form = ImageFormat(resolve_device(device), dtype, memory_format, on_decode_error)
         self._resuming = open_loader(loader, on_decode_error)
         self._opener = opener = self._resuming.opener
-        self._slots = make_slots(self._form, slots, max_bytes, opener.pins_batches)
+        self._slots = make_slots(self._form, slots, max_bytes)
         self._slots.share(opener.make_slabs)
-        runs_ahead = opener.has_workers
-        self._producer = ThreadProducer(self._slots, runs_ahead) if opener.runs_in_thread else Producer(self._slots)
-        self._traversal = Traversal(self._resuming, self._producer, timeout_seconds)
+        self._producer = ThreadProducer(self._slots)
+        self._traversal = Traversal(self._resuming, self._producer, timeout_seconds, begins_early=prefetch_next_epoch)
         self._is_checked = False
+        self._options_of_iter: dict[str, bool] = {}
         self._draws_at_save: Draws | None = None  # a snapshot of the global generators, while a training is saved
         self._life = Life(self, self._producer, opener, self._slots)
 
@@ -134,15 +148,6 @@ class SinkLoader:
     def batch_in_epoch(self) -> int:
         """Batches consumed of the epoch that is under way; 0 again when its end was seen."""
         return self._traversal.position.batch_in_epoch
-
-    @property
-    def is_last_epoch(self) -> bool:
-        """Whether no epoch follows the one under way. Set it to True to have no pass begun ahead in vain."""
-        return self._traversal.is_last_epoch
-
-    @is_last_epoch.setter
-    def is_last_epoch(self, is_last: bool) -> None:
-        self._traversal.is_last_epoch = is_last
 
     @property
     def slot_index(self) -> int | None:
@@ -183,30 +188,32 @@ class SinkLoader:
             super().__setattr__(name, value)
         else:
             setattr(opener.loader, name, value)
-            opener.renew()
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         if is_only_checked(sys._getframe(1)):
             return iter(())
-        return self._begin(self._batches_per_epoch, goes_on=self._batches_per_epoch is not None)
+        options, self._options_of_iter = self._options_of_iter, {}
+        return self._begin(self._batches_per_epoch, **{"goes_on": self._batches_per_epoch is not None, **options})
 
-    def epoch(self, batches: int | None) -> Iterator[Any]:
-        """Iterates over one epoch as if `batches_per_epoch` were `batches`."""
-        if batches == self._batches_per_epoch:
-            return iter(self)
-        return self._begin(batches, goes_on=batches is not None)
+    def epoch(self, batches: int | None, **options: bool) -> Iterator[Batch]:
+        """Iterates over one epoch as if `batches_per_epoch` were `batches`; `options` as `Traversal.begin_epoch`'s."""
+        options = {"goes_on": batches is not None, **options}
+        if batches != self._batches_per_epoch:
+            return self._begin(batches, **options)
+        self._options_of_iter = options  # not an argument: a subclass may have an `__iter__` of its own
+        return iter(self)
 
-    def rest(self) -> Iterator[Any]:
+    def rest(self) -> Iterator[Batch]:
         """Iterates over the rest of an unfinished epoch (after `break` or an error), or else over a new one."""
         return self._begin(self._batches_per_epoch, goes_on=True)
 
     @host_sync_allowed()
-    def _begin(self, batches: int | None, *, goes_on: bool) -> Iterator[Any]:
+    def _begin(self, batches: int | None, **options: bool) -> Iterator[Batch]:
         self._check_usable()
         if not self._is_checked:
             self._is_checked = True
             warn_if_unsharded(self.loader)
-        iteration = self._traversal.begin_epoch(batches, goes_on=goes_on)
+        iteration = self._traversal.begin_epoch(batches, **options)
         return Batches(self, self._life, self._traversal, self._slots, iteration)
 
     @contextlib.contextmanager
@@ -225,7 +232,7 @@ class SinkLoader:
                 self._traversal.is_loaded = is_loaded
 
     @contextlib.contextmanager
-    def rehearsal(self) -> Iterator[Iterator[Any]]:
+    def rehearsal(self) -> Iterator[Iterator[Batch]]:
         """Gives a new pass to try code on; afterwards the position and all random generators are put back.
 
         Raises:
@@ -234,6 +241,10 @@ class SinkLoader:
         self._check_usable()
         with self._traversal.rehearsing():
             yield iter(self)
+
+    def number_next_pass(self) -> None:
+        """Calls `set_epoch` for the pass after the one that a training leaves, unless the program did."""
+        self._traversal.number_next_pass()
 
     @host_sync_allowed()
     def give_back(self) -> None:
@@ -275,9 +286,10 @@ class SinkLoader:
         if self._life.ended is not None:
             raise SinkError(self._life.ended)
         with host_sync_allowed() if here.watches and not here.allowances else contextlib.nullcontext():
-            return self._resuming.state_dict(self._traversal.position, self._draws_at_save)
+            return self._traversal.state_dict(self._draws_at_save)
 
     @host_sync_allowed()
+    @explains_wrong_calls()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continues where the state was taken; the next `iter()` gives the rest of that epoch.
 
@@ -308,11 +320,17 @@ class SinkLoader:
         """Stops thread and workers, within 5 s. Idempotent; the loader cannot be iterated afterwards."""
         self._life.close()
 
-    def __enter__(self) -> SinkLoader:
+    def __enter__(self) -> SinkLoader[Batch]:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "a SinkLoader cannot be pickled or copied: it holds a thread, worker processes and device memory. Send the "
+            "loader that it wraps, sink.loader, and wrap it in the other process; its position is sink.state_dict()"
+        )
 
     def _check_usable(self) -> None:
         if self._life.ended is not None:

@@ -14,17 +14,18 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from torch_sink.common.integrations import LENGTH_CALLED
 from torch_sink.common.random_state import RandomState, find_generators, generator_states
 from torch_sink.common.slab_writer import SlabCollate
 from torch_sink.common.slabs import Slabs
 from torch_sink.damage.loaders import give_partial_batches
-from torch_sink.damage.report import current_policy, policy_of_thread
+from torch_sink.damage.report import Policy, current_policy, policy_of_thread
 from torch_sink.errors import add_hints
 from torch_sink.sink.snapshots import ReportingContext, SnapshotCollate, WorkerInit
 from torch_sink.sink.workers import WorkerGuard
 
 _CONTEXT = "_DataLoader__multiprocessing_context"
-_OF_THE_COPY = ("_iterator", "_get_iterator", "batch_sampler")
+_OF_THE_COPY = ("_iterator", "_get_iterator", "_initial_iter_for_state_dict", "next_iter_state")
 
 # Workers of two loaders are not started at the same time: libraries that watch forks (filelock) refuse to fork while
 # another thread does.
@@ -44,12 +45,22 @@ class Opener:
     keeps_workers = False  # workers, and their generators, go on to the next pass
     pins_batches = False  # batches come in page-locked memory that nobody writes to again
 
-    def __init__(self, loader: Any, policy: str | None = None) -> None:
+    def __init__(self, loader: Any, policy: Policy | None = None) -> None:
         self.loader = loader  # None while nobody uses it
         self.policy = policy  # on broken files; None leaves it to the image backend
         self.policy_of_iterators = policy  # while the loader's own iterators run; None for those made here
         self.runs_in_thread = self._is_function = not isinstance(loader, Iterable)  # a thread reads the batches
+        self.renew()
+
+    def renew(self) -> None:
+        """Takes over the attributes that the loader has now, for the pass that is begun next."""
+        loader = self.loader
         self.generators = find_generators(loader) if isinstance(loader, DataLoader) else []  # its samplers' too
+
+    @property
+    def copy(self) -> Any:
+        """The loader with the attributes that it had when the latest pass began."""
+        return self.loader
 
     def open(self) -> Iterator[Any]:
         """A new iterator over the loader, made in the calling thread."""
@@ -67,9 +78,6 @@ class Opener:
         To be called before the first pass. It may be page-locked, for only the ring copies from it.
         """
         return None
-
-    def renew(self) -> None:
-        """Takes over attributes of the loader that were set since, for the next pass."""
 
     def is_as_it_was(self) -> bool:
         """Whether the loader is there and has the attributes that it had when the opener was made."""
@@ -97,33 +105,53 @@ class DataLoaderOpener(Opener):
     What is put around the user's functions sits on a shallow copy; the user's own loader is not touched.
     """
 
-    def __init__(self, loader: DataLoader[Any], policy: str | None, *, sends_states: bool = False) -> None:
+    def __init__(self, loader: DataLoader[Any], policy: Policy | None, *, sends_states: bool = False) -> None:
+        self._copy: Any = copy.copy(loader)
+        make: Any = weakref.WeakMethod(self.make_iterator)  # weak, because a cycle would keep the workers
+        # Not through attribute assignment, which a DataLoader refuses after it was made.
+        vars(self.copy).update(_iterator=None, _initial_iter_for_state_dict=False, _get_iterator=lambda: make()())
+        self.slabs: Slabs | None = None  # written to by the workers of one iterator at a time
         super().__init__(loader, policy)
         self.policy_of_iterators = None
-        self.has_workers = self.runs_in_thread = loader.num_workers > 0
-        self.keeps_workers = self.has_workers and loader.persistent_workers
-        self.pins_batches = self.has_workers and loader.pin_memory
         self.is_map_style = not isinstance(loader.dataset, IterableDataset)
         self.sends_states = sends_states  # workers send the state of the loader with each batch, as torchdata's do
         self.sends_snapshots = False  # and those of their global generators
         self.worker_generators: list[bytes] = []  # states of `generators` when the latest workers were started
-        self.slabs: Slabs | None = None  # written to by the workers of one iterator at a time
         self.slab_writers: list[Any] = []
         self._writing: Callable[[], Any] = lambda: None  # the iterator that these belong to
         self._found = _attributes_of(loader)
         self.prepare_workers({})
-        self.copy: Any = copy.copy(loader)
-        make: Any = weakref.WeakMethod(self.make_iterator)  # weak, because a cycle would keep the workers
-        # Not through attribute assignment, which a DataLoader refuses after it was made.
-        vars(self.copy).update(_iterator=None, _get_iterator=lambda: make()())
+
+    @property
+    def copy(self) -> Any:
+        return self._copy
+
+    @property
+    def pins_batches(self) -> bool:  # type: ignore[override]
+        """Whether they do; slabs are page-locked."""
+        return self.has_workers and (self.copy.pin_memory or self.slabs is not None)
+
+    def renew(self) -> None:
+        if self.is_broken:
+            self.forget_workers()
+        now = _attributes_to_follow(self.loader)
+        if self._goes_on_with_workers():
+            vars(self.copy)[LENGTH_CALLED] = now[LENGTH_CALLED]
+        else:
+            vars(self.copy).update(now)
+        self.has_workers = self.runs_in_thread = self.copy.num_workers > 0
+        self.keeps_workers = self.has_workers and self.copy.persistent_workers
+        super().renew()
+
+    def _goes_on_with_workers(self) -> bool:
+        """Whether the next pass is made by the workers of the latest one, as they were started."""
+        return self.keeps_workers and self.copy._iterator is not None and self.loader.num_workers > 0
 
     def prepare_workers(self, snapshots: dict[int, RandomState], placeholders: int = 0) -> None:
         """The workers that are started next go on from snapshots of generators, the first ones with an empty batch."""
         self._snapshots, self._placeholders = snapshots, placeholders
 
     def open(self) -> Iterator[Any]:
-        if self.is_broken:
-            self.forget_workers()
         if self.guard is not None:
             self.guard.is_cancelled = False
         try:
@@ -169,10 +197,6 @@ class DataLoaderOpener(Opener):
             self.slabs = Slabs(workers, ahead + -(-batches // workers)) if workers else None
         return self.slabs
 
-    def renew(self) -> None:
-        news = {name: value for name, value in vars(self.loader).items() if name not in _OF_THE_COPY}
-        vars(self.copy).update(news)
-
     def is_as_it_was(self) -> bool:
         now = {} if self.loader is None else _attributes_of(self.loader)
         return now.keys() == self._found.keys() and all(now[name] is self._found[name] for name in now)
@@ -193,6 +217,11 @@ class DataLoaderOpener(Opener):
 
     def close(self) -> None:
         self.forget_workers()
+
+
+def _attributes_to_follow(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Those that an iterator of the loader may read, and that say nothing of one iterator."""
+    return {name: value for name, value in vars(loader).items() if name not in _OF_THE_COPY}
 
 
 def _attributes_of(loader: DataLoader[Any]) -> dict[str, Any]:

@@ -12,14 +12,18 @@ from typing import Any
 
 import torch
 
+from torch_sink.common.epochs import epochs_in
+from torch_sink.common.integrations import without_length_warning
 from torch_sink.common.random_state import RandomState, as_bytes, as_tensor, generator_states, set_generator_states
-from torch_sink.damage.report import DecodeReport, policy_of_thread
+from torch_sink.common.ranks import group_rank
+from torch_sink.damage.report import DecodeReport, name_file, policy_of_thread
 from torch_sink.damage.samples import PartialBatch
 from torch_sink.sink.openers import Opener
 from torch_sink.sink.snapshots import SnapshotBatch, snapshot_in
 from torch_sink.sink.workers import PassCancelled
 
 Action = Callable[[], None]
+Context = Callable[[], contextlib.AbstractContextManager[None]]
 
 # Samplers draw at the beginning and at the end of a traversal; of those that draw for each list, the latest are kept.
 _DRAWS_KEPT = 64
@@ -38,6 +42,7 @@ class PassStart:
     # Of the global generators before the pass; empty where batches draw nothing from them.
     random_state: RandomState = b""
     kept_workers: bool = False  # those of the last pass went on, so no seed was drawn for new ones
+    epochs: dict[str, int] = field(default_factory=dict)  # of what has `set_epoch`, by its place in the loader
 
 
 @dataclass(slots=True)
@@ -55,6 +60,7 @@ class Item:
     loader_state: Any = None  # `state_dict()` of a loader that keeps its own
     loss: DecodeReport | None = None  # samples with broken files, of this batch and of those left out before it
     left_out: int = 0  # batches without samples that were left out before it
+    samples: int | None = None  # in the batch, as the sampler has counted; None where it has not
     error: BaseException | None = None
     is_end: bool = False
     is_lost: bool = False  # the pass cannot go on after the error
@@ -72,15 +78,22 @@ class IndexLists:
         self.generators = generators
         self.failure: Exception | None = None
         self.is_exhausted = False
+        self.lengths: deque[int | None] = deque()  # of the lists whose batches have not come yet; None if not known
         self._asked = 0  # lists, or the end
         self._states = deque([(0, generator_states(generators))], maxlen=_DRAWS_KEPT)  # after so many lists
 
-    def read(self, lists: Iterator[Any], skip: int, after_skip: Action | None) -> Iterator[Any]:
-        """The lists behind the first `skip`; `after_skip` is called when the last of these was dropped."""
+    def read(self, lists: Iterator[Any], skip: int, after_skip: Action | None, begins_in: Context) -> Iterator[Any]:
+        """The lists behind the first `skip`; `after_skip` is called when the last of these was dropped.
+
+        The first list of all is asked for in the context `begins_in`: a sampler may look at its epoch then.
+        """
         try:
-            for number, indices in enumerate(lists):
+            with begins_in():
+                first = [*itertools.islice(lists, 1)]
+            for number, indices in enumerate(itertools.chain(first, lists)):
                 self._note()
                 if number >= skip:
+                    self.lengths.append(len(indices) if hasattr(indices, "__len__") else None)
                     yield indices
                 elif number == skip - 1 and after_skip is not None:
                     after_skip()
@@ -120,22 +133,30 @@ class ResumableSampler:
         return getattr(self.sampler, name)
 
     def arm(
-        self, skip: int = 0, placeholders: int = 0, at_last_iter: Action | None = None, after_skip: Action | None = None
+        self,
+        skip: int = 0,
+        placeholders: int = 0,
+        at_last_iter: Action | None = None,
+        after_skip: Action | None = None,
+        begins_in: Context = contextlib.nullcontext,
     ) -> None:
         """Prepares the next traversal. A new DataLoader iterator calls `iter` twice and uses the second one."""
         self.skip = skip  # index lists to draw and drop
         self.placeholders = placeholders  # empty index lists to give first: batch k goes to worker k mod W again
         self.at_last_iter = at_last_iter  # called before the traversal that will be used begins
         self.after_skip = after_skip  # called when the last index list was dropped
+        self.begins_in = begins_in  # around the sampler's first moves
         self._iters = 0
 
     def __iter__(self) -> Iterator[Any]:
         self._iters += 1
         if self.at_last_iter is not None and self._iters == 2:
             self.at_last_iter()
-        lists = iter(self.sampler)  # as often as the plain loader does: a sampler may draw here
+        with self.begins_in():
+            lists = iter(self.sampler)  # as often as the plain loader does: a sampler may draw here
         self.lists = IndexLists(self.generators)
-        return itertools.chain([[]] * self.placeholders, self.lists.read(lists, self.skip, self.after_skip))
+        read = self.lists.read(lists, self.skip, self.after_skip, self.begins_in)
+        return itertools.chain([[]] * self.placeholders, read)
 
 
 @dataclass(eq=False)
@@ -167,6 +188,9 @@ class Pass:
             raise
         except BaseException as error:
             item.error, item.is_lost = error, self.opener.is_broken
+            self._length()
+            if isinstance(error, Exception):
+                name_file(error)
             worker, snapshot = snapshot_in(error)
             if worker >= 0 and self.lists is not None:  # else a position counts no batches, or they are made again
                 item.worker_states = {**(item.worker_states or {}), worker: snapshot}
@@ -176,7 +200,8 @@ class Pass:
         while self.drop:
             self.drop -= 1
             try:
-                next(self.batches)
+                with without_length_warning(self.batches):
+                    next(self.batches)
             except StopIteration:
                 self.drop = 0
             except Exception as error:
@@ -187,8 +212,11 @@ class Pass:
     def _next(self, item: Item) -> None:
         while True:
             batch, is_left_out = next(self.batches), False
+            item.samples = self._length()
             if isinstance(batch, PartialBatch):
                 item.loss = batch.loss if item.loss is None else item.loss + batch.loss
+                if item.samples is not None:
+                    item.samples -= batch.loss.skipped
                 batch, is_left_out = batch.batch, batch.is_empty
                 item.left_out += is_left_out
             if isinstance(batch, SnapshotBatch):
@@ -197,6 +225,13 @@ class Pass:
             if not is_left_out:
                 item.batch = batch
                 return
+
+    def _length(self) -> int | None:
+        """The length of the index list of the result that has come; None if it is not known."""
+        if self.lists is None or not self.lists.lengths:
+            return None
+        length = self.lists.lengths.popleft()
+        return length if getattr(self.opener.copy, "in_order", True) else None
 
     def _check_end(self, stop: StopIteration) -> None:
         """Raises what ended a pass before its end: the sampler's exception, or the dataset's own StopIteration."""
@@ -263,6 +298,7 @@ class Position:
             "worker_generators": [*map(as_tensor, start.worker_generators)],
             "pass_random_state": as_tensor(start.random_state),
             "kept_workers": start.kept_workers,
+            "epochs": start.epochs,
             "random_state": as_tensor(random_state),
             "loader_state": self.loader_state,
         }
@@ -287,6 +323,7 @@ def read_state(state: dict[str, Any]) -> Position:
         [as_bytes(one) for one in state["worker_generators"]],
         as_bytes(state["pass_random_state"]) if has_begun else random_state,
         bool(state.get("kept_workers", False)),
+        epochs_in(state),
     )
     if has_begun:  # else the pass draws from the random state on, so it is not set a second time
         position.start, position.random_state = position.resume, random_state
@@ -303,7 +340,7 @@ def check_resumed(state: dict[str, Any], now: dict[str, Any]) -> None:
             f"{here['batch_size']}, so samples would be lost or come twice. Use the dataset and the batch size of that "
             "run, or a state that was taken at the end of a pass."
         )
-    if state["num_workers"] != now["num_workers"]:
+    if state["num_workers"] != now["num_workers"] and group_rank() == 0:
         warnings.warn(
             f"the state was taken with num_workers={state['num_workers']}, this loader has {now['num_workers']}: "
             "samples of a map-style dataset come in the same order, but the workers' random draws differ. Use the same "

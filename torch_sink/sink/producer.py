@@ -30,6 +30,7 @@ def fill(slots: Slots, slot: int, item: Item) -> None:
         item.slot = slot
         if loss is not None:
             item.loss = loss if item.loss is None else item.loss + loss
+            item.samples = None if item.samples is None else item.samples - loss.skipped
     except BaseException as error:
         item.batch, item.error = None, error
 
@@ -53,7 +54,7 @@ class Producer:
 
     def submit(self, current: Pass) -> None:
         """Begins to read a pass."""
-        self.current = current
+        self.current, self.slots.reads_pinned = current, current.opener.pins_batches
 
     def take(self, timeout_seconds: float) -> Item:
         """The next item, in order, within `timeout_seconds`; the batch taken before is not used any more."""
@@ -119,12 +120,12 @@ class ThreadProducer(Producer):
     Invariant: a slot that is not free is being filled (`making`), in an item of `ready`, or `held` by the consumer.
     The thread takes a slot before it asks the loader, so at most `slots.count` batches exist. All shared fields are
     guarded by `changed`; the loader and the device are used outside of it. Without `runs_ahead` a batch is made only
-    when the consumer waits for it.
+    when the consumer waits for it. A pass whose opener asks for no thread is read as the base class does.
     """
 
-    def __init__(self, slots: Slots, runs_ahead: bool = True) -> None:
+    def __init__(self, slots: Slots) -> None:
         super().__init__(slots)
-        self.runs_ahead = runs_ahead
+        self.runs_ahead = False
         self.is_asked = False
         self.changed = threading.Condition()
         self.making: int | None = None  # the slot for which the thread asks the loader
@@ -142,15 +143,23 @@ class ThreadProducer(Producer):
                 "the loader has not returned from making the batch that was dropped, so it cannot be asked for another "
                 "one; end what blocks it, or make a new SinkLoader"
             )
-        self.making = None
+        self.thread = self.making = None
 
     def submit(self, current: Pass) -> None:
         self.park()
-        self.current = current
+        super().submit(current)
+        self.runs_ahead = current.opener.has_workers
+        if not current.opener.runs_in_thread:
+            return
         self.thread = threading.Thread(target=self._run, args=(current,), name="torch_sink-producer", daemon=True)
         self.thread.start()
 
     def _next(self, asked: float, timeout_seconds: float) -> tuple[Item, int]:
+        made_here = self.thread is None
+        return super()._next(asked, timeout_seconds) if made_here else self._receive(asked, timeout_seconds)
+
+    def _receive(self, asked: float, timeout_seconds: float) -> tuple[Item, int]:
+        """As `_next`, of what the thread makes."""
         if self.held is not None:
             self.slots.free(self.held.slot)
         with self.changed:
@@ -202,8 +211,9 @@ class ThreadProducer(Producer):
 
     def release(self) -> None:
         super().release()
-        with self.changed:
-            self.changed.notify_all()
+        if self.thread is not None:
+            with self.changed:
+                self.changed.notify_all()
 
     def drop(self) -> None:
         with self.changed:

@@ -6,11 +6,13 @@ import contextlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch.utils.data import DataLoader
 
-from torch_sink.common.integrations import inner_loader
+from torch_sink.common.epochs import at_epochs, epochs_of, owners_of, set_epochs
+from torch_sink.common.integrations import inner_loader, without_length_warning
 from torch_sink.common.random_state import (
     Draws,
     find_private_generators,
@@ -20,6 +22,7 @@ from torch_sink.common.random_state import (
     set_generator_states,
     set_global_random_state,
 )
+from torch_sink.damage.report import Policy
 from torch_sink.sink.openers import DataLoaderOpener, Opener, check_gives_batches
 from torch_sink.sink.passes import Action, Pass, PassStart, Position, ResumableSampler
 
@@ -29,32 +32,55 @@ class Resuming:
 
     can_reenter = True  # after Ctrl-C in the middle of a fetch, the pass is begun again behind its latest batch
     can_start_over = True  # pass 0 can come a second time, as if the loader had just been wrapped
+    tells_samplers = False  # the number of each pass, as the wrapper of a training library does
 
     def __init__(self, opener: Opener) -> None:
         self.opener = opener
+        self.learn()
+
+    def learn(self) -> None:
+        """Learns how the next pass begins: attributes of the loader may have been set since the latest one."""
+        opener = self.opener
+        opener.renew()
         self.generators = opener.generators  # their states are part of what a `PassStart` holds
-        # Whether the next pass may begin before the consumer has seen the end of this one: it draws nothing global.
-        self.crosses_passes = opener.has_workers and is_seeded(opener.loader)
+        # What keeps the next pass from beginning before this one has ended: it may draw nothing global, and nobody may
+        # set its epoch.
+        draws_own = not isinstance(opener, DataLoaderOpener) or is_seeded(opener.loader)
+        conditions = {
+            "has no worker processes: pass DataLoader(..., num_workers=1) or more": opener.has_workers,
+            "draws from torch's global generator: pass DataLoader(..., generator=torch.Generator()), and one to a "
+            "sampler of your own": draws_own,
+            "has set_epoch, which is called between two passes": not owners_of(opener.loader),
+        }
+        self.keeps_from_early = [reason for reason, is_met in conditions.items() if not is_met]
 
     def next_start(self, number: int) -> PassStart:
         """How pass `number` would begin if it began now."""
         states, opener = generator_states(self.generators), self.opener
+        start = PassStart(number, states, epochs=epochs_of(opener.loader))
         if not isinstance(opener, DataLoaderOpener):
-            return PassStart(number, states)
+            return start
         are_kept = opener.keeps_workers and opener.guard is not None and not opener.is_broken
-        return PassStart(number, states, opener.worker_generators if are_kept else states, kept_workers=are_kept)
+        return replace(start, worker_generators=opener.worker_generators if are_kept else states, kept_workers=are_kept)
 
-    def begin(self, number: int, position: Position) -> Pass:
-        """Begins pass `number`, or enters it, in the calling thread: workers are started and seeded here."""
-        batch_sampler = getattr(self.opener.loader, "batch_sampler", None)
-        owners = (getattr(self.opener.loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
-        for owner in {id(owner): owner for owner in owners}.values():
-            set_epoch = getattr(owner, "set_epoch", None)
-            if callable(set_epoch):
-                set_epoch(number)
+    def begin(self, number: int, position: Position, *, is_numbered: bool = False) -> Pass:
+        """Begins pass `number`, or enters it, in the calling thread: workers are started and seeded here.
+
+        If it `is_numbered`, the caller has told the samplers which epoch it is.
+        """
         if position.resume is not None:
-            return self._enter(position.resume, position)
+            with self._at_epochs(position):
+                return self._enter(position.resume, position)
+        if self.tells_samplers and not is_numbered:
+            loader = self.opener.loader
+            set_epochs(loader, {path: number for path in owners_of(loader) if path.endswith("sampler")})
         return self._open(replace(self.next_start(number), random_state=global_random_state()))
+
+    def _at_epochs(self, position: Position) -> contextlib.AbstractContextManager[None]:
+        """While the middle of a pass is entered: the epochs at which it began. Later ones are for the next pass."""
+        if position.resume is None or not position.batch_in_pass:
+            return contextlib.nullcontext()
+        return at_epochs(self.opener.loader, position.resume.epochs)
 
     def _open(self, start: PassStart) -> Pass:
         return Pass(self.opener, start, self.opener.open())
@@ -71,7 +97,7 @@ class Resuming:
             set_global_random_state(start.random_state)
 
     def rewind(self, start: PassStart) -> None:
-        """Takes back the draws of a pass that was begun ahead and of which no batch was consumed."""
+        """Takes back the draws of a pass that was begun early and of which no batch was consumed."""
         set_generator_states(self.generators, start.generators)
 
     def leave(self, left: Pass, consumed: int) -> None:
@@ -85,13 +111,15 @@ class Resuming:
         """
         if position.resume is not None:
             return position.loaded_state
+        if position.start is None:
+            self.learn()
         start = position.start or self.next_start(position.pass_number)
         random_state = b"" if self.opener.has_workers else global_random_state(draws)
-        return {**position.saved(start, random_state), **self.described()}
+        return {**position.saved(start, random_state), **self.described(self.opener.copy)}
 
-    def described(self) -> dict[str, Any]:
+    def described(self, loader: Any) -> dict[str, Any]:
         """What a state holds of the loader; `samples` and `batch_size` say how a pass is cut, None if not known."""
-        loader, opener, samples = self.opener.loader, self.opener, None
+        opener, samples = self.opener, None
         if isinstance(opener, DataLoaderOpener) and opener.is_map_style and loader.batch_size is not None:
             with contextlib.suppress(TypeError, NotImplementedError):
                 samples = len(loader.sampler)
@@ -125,10 +153,15 @@ class ByIndexLists(Resuming):
     opener: DataLoaderOpener
 
     def __init__(self, opener: DataLoaderOpener) -> None:
+        self.sampler = ResumableSampler(None, [])
         super().__init__(opener)
-        self.sampler = ResumableSampler(opener.loader.batch_sampler, opener.generators)
-        vars(opener.copy)["batch_sampler"] = self.sampler
         opener.sends_snapshots = True
+
+    def learn(self) -> None:
+        super().learn()
+        self.sampler.generators, attributes = self.generators, vars(self.opener.copy)
+        if attributes["batch_sampler"] is not self.sampler:
+            self.sampler.sampler, attributes["batch_sampler"] = attributes["batch_sampler"], self.sampler
 
     def _enter(self, start: PassStart, position: Position) -> Pass:
         # The global generators are left as the checkpoint (batches made here) or the caller (workers) had them.
@@ -137,15 +170,15 @@ class ByIndexLists(Resuming):
         at_last_iter = self._at_last_iter(start)
         if opener.has_workers:
             # Out of order, a batch could overtake a placeholder and be dropped in its place.
-            placeholders = skip % opener.loader.num_workers if getattr(opener.loader, "in_order", True) else 0
+            placeholders = skip % opener.copy.num_workers if getattr(opener.copy, "in_order", True) else 0
             opener.prepare_workers(position.worker_states, placeholders)
-            self.sampler.arm(skip, placeholders, at_last_iter)
+            self.sampler.arm(skip, placeholders, at_last_iter, begins_in=partial(self._at_epochs, position))
             opened = self._open(start, placeholders)
             if start.random_state:
                 set_global_random_state(before)
             return opened
         put_back = (lambda: set_global_random_state(position.random_state)) if position.random_state else None
-        self.sampler.arm(skip, 0, at_last_iter, after_skip=put_back)
+        self.sampler.arm(skip, 0, at_last_iter, put_back, partial(self._at_epochs, replace(position)))
         opened = self._open(start)
         if put_back is not None and not skip:
             put_back()
@@ -173,8 +206,9 @@ class ByIndexLists(Resuming):
 
     def leave(self, left: Pass, consumed: int) -> None:
         # A plain loader would have drawn so many index lists by now: the queue has asked for more.
+        loader = self.opener.copy
         if self.opener.has_workers and left.lists is not None:
-            left.lists.take_back(consumed + self.opener.loader.num_workers * (self.opener.loader.prefetch_factor or 0))
+            left.lists.take_back(consumed + loader.num_workers * (loader.prefetch_factor or 0))
 
 
 class ByOwnState(Resuming):
@@ -189,15 +223,24 @@ class ByOwnState(Resuming):
     can_start_over = False  # its loader goes on where it stands
 
     def __init__(self, opener: DataLoaderOpener) -> None:
+        vars(opener.copy)["next_iter_state"] = None
         super().__init__(opener)
-        self.crosses_passes = False
+
+    def learn(self) -> None:
+        super().learn()
+        opener = self.opener
+        self.keeps_from_early = ["is a StatefulDataLoader, whose passes begin one after the other"]
         self.generators = [] if opener.has_workers else opener.generators
         # From a state that is not of the latest batch, torchdata makes the batches since then again, which draws.
         is_exact = getattr(opener.loader, "snapshot_every_n_steps", 1) == 1
         opener.sends_snapshots = opener.has_workers and is_exact and opener.is_map_style
+        if (loaded := opener.loader.next_iter_state) is not None:  # by the loader's own `load_state_dict`
+            opener.forget_workers()
+            opener.copy.load_state_dict(loaded)
+            opener.loader.next_iter_state = None  # an iterator of the loader would have used it up
 
     def next_start(self, number: int) -> PassStart:
-        return PassStart(number, generator_states(self.generators))
+        return PassStart(number, generator_states(self.generators), epochs=epochs_of(self.opener.loader))
 
     def _enter(self, start: PassStart, position: Position) -> Pass:
         opener = self.opener
@@ -269,7 +312,8 @@ class ByMakingAgain(Resuming):
                 set_global_random_state(before)
             return opened
         for _ in range(skip):
-            with contextlib.suppress(Exception):  # what they raise was raised before the checkpoint
+            # What they raise was raised before the checkpoint.
+            with contextlib.suppress(Exception), without_length_warning(opened.batches):
                 next(opened.batches)
         if position.random_state:
             set_global_random_state(position.random_state)
@@ -289,15 +333,17 @@ class ByMakingAgain(Resuming):
         return super().not_covered() + notes
 
 
-def open_loader(loader: Any, policy: str | None = None) -> Resuming:
+def open_loader(loader: Any, policy: Policy | None = None) -> Resuming:
     """How passes of `loader` are begun and resumed; `policy` is what becomes of samples with broken files."""
-    loader = inner_loader(loader)
+    given, loader = loader, inner_loader(loader)
     if isinstance(loader, DataLoader):
         iterates = type(loader).__iter__
         if iterates is DataLoader.__iter__:
             opener = DataLoaderOpener(loader, policy)
             has_lists = opener.is_map_style and loader.batch_sampler is not None
-            return ByIndexLists(opener) if has_lists else ByMakingAgain(opener)
+            resuming = ByIndexLists(opener) if has_lists else ByMakingAgain(opener)
+            resuming.tells_samplers = loader is not given
+            return resuming
         if iterates.__module__.startswith("torchdata."):
             return ByOwnState(DataLoaderOpener(loader, policy, sends_states=True))
         # Others make iterators in their own way (those of training libraries, timm's): as any iterable.

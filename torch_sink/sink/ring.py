@@ -11,6 +11,7 @@ import torch
 
 from torch_sink.common.arguments import check_count
 from torch_sink.common.containers import flatten, is_lazy, is_plain
+from torch_sink.common.ranks import warn_of_rank
 from torch_sink.common.slabs import Slabs
 from torch_sink.damage.report import DecodeReport
 from torch_sink.sink.device import DeviceOps, LeafPlan, RingPlan, SlotProtocol
@@ -67,13 +68,10 @@ class DeviceRing(Slots):
     read in place too, at the price of a wait in this thread: staging memory for that would never be used again.
     """
 
-    def __init__(
-        self, count: int, form: ImageFormat, ops: DeviceOps, max_bytes: int | None = None, reads_pinned: bool = False
-    ) -> None:
+    def __init__(self, count: int, form: ImageFormat, ops: DeviceOps, max_bytes: int | None = None) -> None:
         super().__init__(count, form)
         self.ops = ops
         self.max_bytes = max_bytes
-        self.reads_pinned = reads_pinned
         self.slabs: Slabs | None = None
         self.regions_seen = 0  # of the slabs
         self.locked: list[int] = []  # addresses of those that are page-locked
@@ -91,7 +89,6 @@ class DeviceRing(Slots):
         """
         self.slabs = make_slabs(self.count)
         self.batches_spared = 0 if self.slabs is None else self.slabs.batches_before
-        self.reads_pinned |= self.slabs is not None
 
     def _lock_slabs(self, slabs: Slabs) -> None:
         for region in slabs.regions[self.regions_seen :]:
@@ -100,7 +97,9 @@ class DeviceRing(Slots):
             if self.ops.page_lock(address, region.nbytes):
                 self.locked.append(address)
             else:
-                log.warning("%s bytes of shared memory cannot be page-locked: batches are copied", f"{region.nbytes:,}")
+                warn_of_rank(
+                    "%s bytes of shared memory cannot be page-locked: batches are copied", f"{region.nbytes:,}"
+                )
 
     def fill(self, slot: int, batch: Any) -> tuple[Any, list[Any], DecodeReport | None]:
         """Issues the copies and kernels that bring `batch` into `slot`; the host waits only for staging memory."""
@@ -128,7 +127,7 @@ class DeviceRing(Slots):
                 targets = {key: place.buffer for key, place in places.items() if place is not None}
                 filled, loss = execute_lazy(flat._replace(leaves=copied), self.form, targets)
             finally:
-                protocol.end_staging(slot)
+                protocol.end_staging(slot, reads_host=any(map(self._reads_host, flat.leaves)))
                 if is_made_there:
                     protocol.give_back(slot, source_stream)
             memory.is_static = True
@@ -254,6 +253,10 @@ class DeviceRing(Slots):
         staging = place.staging[0]
         return (staging if leaf.shape == staging.shape else staging[: leaf.shape[0]]).copy_(leaf)
 
+    def _reads_host(self, leaf: Any) -> bool:
+        """Whether a leaf's memory is on the host, as that of images that are made from their files is."""
+        return is_lazy(leaf) or (moves_itself(leaf) and not self._is_on_device(leaf))
+
     def _is_on_device(self, leaf: Any) -> bool:
         return isinstance(leaf, torch.Tensor) and leaf.device == self.ops.device and leaf.device.type != "cpu"
 
@@ -281,11 +284,11 @@ def moves_itself(leaf: Any) -> bool:
     return callable(getattr(leaf, "to", None))
 
 
-def make_slots(form: ImageFormat, slots: int | None, max_bytes: int | None, reads_pinned: bool) -> Slots:
-    """Slots for the device of `form`; `reads_pinned` as for a `DeviceRing`."""
+def make_slots(form: ImageFormat, slots: int | None, max_bytes: int | None) -> Slots:
+    """Slots for the device of `form`."""
     check_count("slots", slots, minimum=1, meaning="the default")
     check_count("max_bytes", max_bytes, minimum=1, meaning="no bound")
     count = 3 if slots is None else slots
     if form.device.type == "cpu":
         return Slots(count, form)
-    return DeviceRing(count, form, DeviceOps(form.device), max_bytes, reads_pinned)
+    return DeviceRing(count, form, DeviceOps(form.device), max_bytes)

@@ -11,7 +11,7 @@ import torch
 from torch_sink.common.arguments import check_choice, named_device
 from torch_sink.common.containers import Flat, agree_on_positions, flatten, is_flat, is_lazy, select_samples
 from torch_sink.common.slabs import Slabs
-from torch_sink.damage.report import POLICIES, DecodeReport, current_policy
+from torch_sink.damage.report import POLICIES, DecodeReport, Policy, current_policy
 
 
 def resolve_device(device: torch.device | str | None) -> torch.device:
@@ -40,7 +40,7 @@ class ImageFormat:
     device: torch.device
     dtype: torch.dtype | None = None  # None keeps what the pipeline says
     memory_format: torch.memory_format = torch.contiguous_format
-    on_decode_error: str | None = None  # leaves it to the image backend
+    on_decode_error: Policy | None = None  # leaves it to the image backend
 
     def __post_init__(self) -> None:
         if self.dtype is not None and not isinstance(self.dtype, torch.dtype):
@@ -80,6 +80,8 @@ class Slots:
 
     `fill` is called by the producer, `open` and `free` by the consumer; a slot is with one of them only.
     """
+
+    reads_pinned = False  # of the pass under way: page-locked batches are read where they are
 
     def __init__(self, count: int, form: ImageFormat) -> None:
         self.count = count

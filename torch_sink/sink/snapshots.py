@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import multiprocessing.queues
 import os
 import threading
 from collections.abc import Callable
@@ -19,8 +18,12 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import get_worker_info
 
 from torch_sink.common.patches import wait_for_senders_at_exit
+from torch_sink.common.queues import ReportingQueue, StatefulReportingQueue
 from torch_sink.common.random_state import RandomState, global_random_state, set_global_random_state
+from torch_sink.common.slab_writer import SlabBatch
 from torch_sink.damage.loaders import guard_worker
+from torch_sink.damage.report import Policy
+from torch_sink.damage.samples import PartialBatch
 from torch_sink.errors import SinkError
 
 _SNAPSHOT = "_torch_sink_snapshot"
@@ -89,7 +92,7 @@ class WorkerInit:
     It also tells the worker what becomes of samples with broken files.
     """
 
-    def __init__(self, init: Callable[[int], None] | None, snapshots: dict[int, RandomState], policy: str) -> None:
+    def __init__(self, init: Callable[[int], None] | None, snapshots: dict[int, RandomState], policy: Policy) -> None:
         self.init, self.snapshots, self.policy = init, snapshots, policy
 
     def __call__(self, worker: int) -> None:
@@ -114,12 +117,8 @@ def _leave_with_parent() -> None:
         os._exit(1)
 
 
-class ReportingQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]
-    """A queue of (number, batch or exception) that sends an error where an item cannot be pickled.
-
-    Python's own queue prints the error in the worker and drops the item, and the training process waits for ever.
-    A worker's exceptions become `SnapshotFailure`s.
-    """
+class _Snapshots(ReportingQueue):
+    """Adds the worker's snapshot to errors: to those of the dataset, and to those of batches that cannot be sent."""
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
         """Called by the worker right after it made the item."""
@@ -129,30 +128,16 @@ class ReportingQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]
                 item = *item[:-1], SnapshotFailure(item[-1], worker.id, global_random_state())
         super().put(item, block, timeout)
 
-    def _on_queue_feeder_error(self, error: Exception, item: Any) -> None:  # the hook that the base class offers
-        number, content = item if isinstance(item, tuple) and len(item) == 2 else (None, None)
-        if not isinstance(number, int):
-            super()._on_queue_feeder_error(error, item)  # type: ignore[misc]
-            return
-        super().put((number, self.failure(error, content)))
-
-    def failure(self, error: Exception, content: Any) -> Any:
-        """What is sent in the place of `content`."""
-        # Only the words of an exception can be sent: its class is what could not be pickled.
-        what = content.exc_msg if isinstance(content, ExceptionWrapper) else f"a batch of type {type(content).__name__}"
-        failure = RuntimeError(f"cannot be sent to the training process ({error}): {what}")
-        wrapper = ExceptionWrapper((RuntimeError, failure, error.__traceback__), "in DataLoader worker process")
-        known = (SnapshotBatch, SnapshotFailure)
-        made = content if isinstance(content, known) else getattr(content, "batch", None)  # one with broken files
-        return SnapshotFailure(wrapper, made.worker, made.snapshot) if isinstance(made, known) else wrapper
+    def failure(self, error: Exception, content: Any, what: str = "") -> Any:
+        made = content.batch if isinstance(content, PartialBatch) else content
+        inside = made.batch if isinstance(made, SnapshotBatch) else made
+        wrapper = super().failure(error, inside.batch if isinstance(inside, SlabBatch) else inside, what)
+        known = isinstance(made, (SnapshotBatch, SnapshotFailure))
+        return SnapshotFailure(wrapper, made.worker, made.snapshot) if known else wrapper
 
 
-class StatefulReportingQueue(ReportingQueue):
-    """The queue of torchdata's workers, whose items are (number, (batch or exception, worker, worker's state))."""
-
-    def failure(self, error: Exception, content: Any) -> Any:
-        batch, worker, _ = content  # the state may be what cannot be pickled
-        return super().failure(error, batch), worker, None
+class _SnapshotsOfStateful(StatefulReportingQueue, _Snapshots):
+    pass
 
 
 class ReportingContext:
@@ -160,11 +145,11 @@ class ReportingContext:
 
     def __init__(self, context: Any, *, sends_states: bool = False) -> None:
         self._context: Any = torch.multiprocessing if context is None else context
-        self._queue = StatefulReportingQueue if sends_states else ReportingQueue
+        self._queue = _SnapshotsOfStateful if sends_states else _Snapshots
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
 
-    def Queue(self) -> ReportingQueue:
+    def Queue(self) -> _Snapshots:
         """The queue that a DataLoader's iterator asks for."""
         return self._queue(ctx=self._context.get_context())

@@ -7,7 +7,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from torch_sink.common.random_state import RandomState, global_random_state, set_global_random_state
+from torch_sink.common.epochs import set_next_epochs
+from torch_sink.common.random_state import Draws, RandomState, global_random_state, set_global_random_state
+from torch_sink.common.ranks import warn
 from torch_sink.damage.loaders import end_pass
 from torch_sink.damage.report import add_to_report
 from torch_sink.errors import SinkError, add_hints, add_note
@@ -23,20 +25,24 @@ class Traversal:
     """Takes items from a producer and begins passes of the loader, in the consumer's thread.
 
     Invariant: `passes` are the begun passes of which the consumer has not seen the end; the first is the one that it
-    reads, a second one exists only where `crosses_passes` allows it.
+    reads, a second one exists only if `begins_early`.
     """
 
-    def __init__(self, resuming: Resuming, producer: Producer, timeout_seconds: float) -> None:
+    def __init__(
+        self, resuming: Resuming, producer: Producer, timeout_seconds: float, *, begins_early: bool = False
+    ) -> None:
         self.resuming = resuming
         self.producer = producer
         self.length: int | None = None  # of the epoch under way; None for one pass of the loader
+        self.numbers_passes = False  # calls `set_epoch` for the program, when a pass has ended
         self.timeout_seconds = timeout_seconds
+        self.begins_early = begins_early  # the next pass, while the last batches of this one are used
+        self.said_not_early = False
         self.position = Position()
         self.passes: list[Pass] = []
         self.iterations = 0  # the number of the latest `iter()`
-        self.is_rest = False  # the iterator continues an epoch and has not given a batch yet
-        self.may_begin_ahead = True
-        self.is_last_epoch = False
+        self.is_rest = False  # the iterator continues an epoch, and has to give a batch before it ends
+        self.may_begin_early = True  # False after an error, which is raised when the pass is due
         self.was_interrupted = False
         self.is_handed_out = False  # an iterator of the epoch exists that has not seen its end
         self.is_loaded = False
@@ -49,21 +55,29 @@ class Traversal:
         """Whether batches of the pass were consumed and its end was not seen."""
         return self.position.batch_in_pass > 0
 
-    def begin_epoch(self, length: int | None, *, goes_on: bool) -> int:
-        """Begins the rest of an unfinished epoch, if it `goes_on` or is that of a loaded state; else a new one."""
-        self.length = length
+    def begin_epoch(
+        self, length: int | None, *, goes_on: bool, numbers_passes: bool = False, may_be_empty: bool = False
+    ) -> int:
+        """Begins the rest of an unfinished epoch, if it `goes_on` or is that of a loaded state; else a new one.
+
+        If nothing is left of it, a new one is begun, unless the rest `may_be_empty`.
+        """
+        self.length, self.numbers_passes = length, numbers_passes
         if not goes_on and not self.is_loaded and (self.is_handed_out or self.is_inside_pass):
             self.restart()
         elif self.was_interrupted:
             self._reenter()
         self.was_interrupted = self.is_handed_out = True  # the first stays so if the end of this method is not reached
-        if length is not None and length <= self.position.batch_in_epoch:
+        has_ended = length is not None and length <= self.position.batch_in_epoch
+        if has_ended and not may_be_empty:
             self.position.next_epoch()
-        if not self.passes:
+        # A loaded position is entered when a batch is asked for: on the way, global generators are put back and forth.
+        is_entered_later = has_ended and may_be_empty and self.is_loaded
+        if not self.passes and not is_entered_later:
             self._begin_pass()
         self.iterations += 1
-        self.was_interrupted = self.is_loaded = False
-        self.is_rest = self.position.batch_in_epoch > 0
+        self.was_interrupted, self.is_loaded = False, is_entered_later
+        self.is_rest = self.position.batch_in_epoch > 0 and not may_be_empty
         return self.iterations
 
     def next_item(self, iteration: int) -> Item:
@@ -83,8 +97,10 @@ class Traversal:
                 if self.given_back is not None:
                     item, self.given_back = self.given_back, None
                     break
-                if self.resuming.crosses_passes or not self.passes:
-                    self._keep_ahead()
+                if not self.passes:
+                    self._begin_pass()
+                elif self.begins_early:
+                    self._begin_early()
                 item = self.producer.take(self.timeout_seconds)
                 if item.slot >= 0:
                     break
@@ -126,27 +142,33 @@ class Traversal:
         self.iterations += 1
         self.was_interrupted = True  # stays so if the end of this method is not reached
         has_begun = bool(self.passes) or self.is_inside_pass
-        ahead = self.passes[0].start if self.passes and not (self.is_handed_out or self.is_inside_pass) else None
-        self._drop_passes()
+        is_early = bool(self.passes) and not (self.is_handed_out or self.is_inside_pass)
+        self._drop_passes(is_early)
         self.position.resume = None
-        if ahead is not None:  # whether it was begun depends on who was faster; nobody has asked for it yet
-            self.resuming.rewind(ahead)
-            self.position.start = None
-        elif has_begun:
+        if has_begun and not is_early:
             self.position.next_pass(self.resuming.opener.keeps_workers)
         self.position.batch_in_epoch = 0
         self.was_interrupted = self.is_loaded = self.is_handed_out = False
 
+    def state_dict(self, draws: Draws | None) -> dict[str, Any]:
+        """The position, and what it takes to go on from it; `draws` as for `Resuming.state_dict`."""
+        return self.resuming.state_dict(self.position, draws)
+
+    def number_next_pass(self) -> None:
+        """Calls `set_epoch` for the pass after this one, unless the program did so since it began."""
+        if self.position.start is not None:
+            set_next_epochs(self.resuming.opener.loader, self.position.start.epochs)
+
     def start_over(self) -> None:
         """Drops everything: the next `begin_epoch` begins pass 0, as the first one did."""
         self.restart()
-        self.position, self.is_last_epoch, self.may_begin_ahead = Position(), False, True
+        self.position, self.may_begin_early = Position(), True
         self.producer.start_over()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes to the position of `state`; a pass is entered there at the next `begin_epoch`."""
         position = read_state(state)
-        check_resumed(state, self.resuming.described())
+        check_resumed(state, self.resuming.described(self.resuming.opener.loader))
         self.restart()
         self.position, self.is_loaded = position, True
 
@@ -156,6 +178,8 @@ class Traversal:
         is_loaded = self.is_loaded
         if isinstance(self.resuming.opener.loader, Iterator):
             raise ValueError("a generator object can be traversed only once; pass the generator function, or a list")
+        if self.position.start is None:
+            self.resuming.learn()
         position = replace(self.position)
         start, draws = self.resuming.next_start(position.pass_number), global_random_state()
         state = self.resuming.state_dict(self.position) if self.passes or position.resume is not None else None
@@ -214,25 +238,34 @@ class Traversal:
     def _begin_pass(self) -> None:
         number = self.passes[-1].start.number + 1 if self.passes else self.position.pass_number
         self.producer.park()
-        begun = self.resuming.begin(number, self.position)
+        if self.is_loaded:
+            self.resuming.opener.forget_workers()
+        if self.is_loaded or self.position.resume is None:  # else a pass is entered again, as it was begun
+            self.resuming.learn()
+        begun = self.resuming.begin(number, self.position, is_numbered=self.numbers_passes)
         self.passes.append(begun)
         if len(self.passes) == 1:
             self.position.start = begun.start
         self.producer.submit(begun)
         self.position.resume = None  # last, so that an interrupt on the way does not lose it
 
-    def _keep_ahead(self) -> None:
-        """Begins the next pass if none is under way, or ahead of time if the producer has read this one to its end."""
-        if not self.passes:
-            self._begin_pass()
-        elif self.may_begin_ahead and self.producer.current is None:
-            ready, left = self.producer.ready.copy(), (self.length or 0) - self.position.batch_in_epoch
-            has_ended = bool(ready) and ready[-1].is_end  # after an error that waits there, the same pass goes on
-            if has_ended and (not self.is_last_epoch or left > sum(one.slot >= 0 for one in ready)):
+    def _begin_early(self) -> None:
+        """Begins the next pass if the producer has read this one to its end."""
+        if self.resuming.keeps_from_early:
+            if not self.said_not_early:
+                self.said_not_early = True
+                warn(
+                    "prefetch_next_epoch=True has no effect, because the loader %s; mend that, or leave it out",
+                    "; and ".join(self.resuming.keeps_from_early),
+                )
+            return
+        if self.may_begin_early and len(self.passes) == 1 and self.producer.current is None:
+            ready = self.producer.ready.copy()
+            if ready and ready[-1].is_end:  # after an error that waits there, the same pass goes on
                 try:
                     self._begin_pass()
                 except Exception:
-                    self.may_begin_ahead = False  # tried again, and raised, when the pass is due
+                    self.may_begin_early = False
 
     def _reenter(self) -> None:
         """Goes on behind the latest batch after Ctrl-C, or what a signal handler raised, in the middle of a fetch."""
@@ -244,7 +277,7 @@ class Traversal:
 
     def _end_pass(self, item: Item) -> None:
         self._note(item)
-        self.may_begin_ahead = True
+        self.may_begin_early = True
         finished = self.passes.pop(0)
         finished.stop()
         is_empty = self.position.batch_in_pass == finished.left_out
@@ -258,6 +291,8 @@ class Traversal:
                 advice = "A generator object can be traversed once only: pass the generator function, or a list."
             name = type(self.resuming.opener.loader).__name__
             raise ValueError(f"{name} gave no batch in pass {finished.start.number}. {advice}")
+        if self.numbers_passes:
+            self.number_next_pass()
         self.position.next_pass(self.resuming.opener.keeps_workers)
         if self.passes:
             self.position.start = self.passes[0].start
@@ -266,7 +301,8 @@ class Traversal:
                 self._end_epoch()
             self.position.next_epoch()  # the rest was empty: this epoch is the next one
 
-    def _drop_passes(self) -> None:
+    def _drop_passes(self, is_early: bool = False) -> None:
+        """Leaves all passes; the first one was begun early if it `is_early`, and its draws are taken back too."""
         self.given_back = None
         self.producer.release()
         self.producer.drop()
@@ -276,6 +312,9 @@ class Traversal:
             self.resuming.rewind(self.passes[1].start)
         if self.passes:
             self.resuming.leave(self.passes[0], self.position.batch_in_pass)
+        if is_early:  # whether it was begun depends on who was faster; nobody has asked for it yet
+            self.resuming.rewind(self.passes[0].start)
+            self.position.start = None
         self.passes = []
 
 
@@ -289,7 +328,8 @@ class Batches(Iterator[Any]):
     def __init__(self, loader: Any, life: Life, traversal: Traversal, slots: Slots, iteration: int) -> None:
         self.loader: Any = loader
         self.iteration = iteration
-        self.given: tuple[Any, list[Any] | None] = None, None  # the latest batch and its leaves, where known
+        # The latest batch, its leaves, and the number of its samples, where known.
+        self.given: tuple[Any, list[Any] | None, int | None] = None, None, None
         self._life, self._traversal, self._slots = life, traversal, slots
 
     def __next__(self) -> Any:
@@ -300,7 +340,7 @@ class Batches(Iterator[Any]):
         if here.watches and not here.allowances:
             with host_sync_allowed():  # making batches is not what `no_host_sync()` looks at
                 return next(self)
-        self.given = None, None  # or the batch would be kept while the next one is made
+        self.given = None, None, None  # or the batch would be kept while the next one is made
         try:
             item = self._traversal.next_item(self.iteration)
         except StopIteration:
@@ -308,5 +348,5 @@ class Batches(Iterator[Any]):
             raise
         self._slots.open(item.slot)
         # A batch that is given back comes again, and the consumer may have put other tensors into it by then.
-        self.given, item.leaves = (item.batch, item.leaves), None
+        self.given, item.leaves = (item.batch, item.leaves, item.samples), None
         return item.batch

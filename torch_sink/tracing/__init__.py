@@ -23,7 +23,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import fetch
 
+from torch_sink.common.arguments import check_bool, explains_wrong_calls
 from torch_sink.common.patches import WORKER_LOOPS, Patches, WorkerLoop
+from torch_sink.common.ranks import speaks, warn_of_rank
 from torch_sink.tracing.spans import Span, SpanLog, host_lane, write_page, write_picture, write_trace
 
 __all__ = ["timeline"]
@@ -35,8 +37,9 @@ SUFFIXES = (".html", ".png", ".json")
 _active: list[SpanLog] = []
 
 
+@explains_wrong_calls()
 @contextmanager
-def timeline(path: str | Path) -> Iterator[None]:
+def timeline(path: str | Path, *, every_rank: bool = False) -> Iterator[None]:
     """Shows what data workers, producer, copy stream, device and host do inside the block, and when the host syncs.
 
     Works around any PyTorch code, with or without torch_sink. Three files are written at the end: an HTML page to zoom
@@ -51,6 +54,7 @@ def timeline(path: str | Path) -> Iterator[None]:
 
     Args:
         path: of the page, "run.html"; the others are "run.png" and "run.json". Missing folders are created.
+        every_rank: record on each rank, and not on rank 0 alone; then give each a path of its own.
 
     Raises:
         TypeError: not a path.
@@ -71,6 +75,10 @@ def timeline(path: str | Path) -> Iterator[None]:
     """
     if _active:
         raise RuntimeError("another timeline is running; leave its block before this one begins")
+    check_bool("every_rank", every_rank)
+    if not speaks(every_rank):
+        yield
+        return
     page = _page_at(path)
     with ExitStack() as running:
         folder = tempfile.TemporaryDirectory(prefix="torch_sink_timeline_", ignore_cleanup_errors=True)
@@ -91,7 +99,7 @@ def _end(page: Path, log: SpanLog, clock: DeviceClock) -> None:
     try:
         clock.collect(log)
     except RuntimeError as error:  # the device has failed; the spans of the host show where
-        _log.warning("the timeline lacks what the device did: %s", error)
+        warn_of_rank("the timeline lacks what the device did: %s", error)
     try:
         spans = log.collected()
         write_page(page, spans, log.began, ended)
@@ -179,7 +187,7 @@ class Hook(NamedTuple):
 
 HOOKS = (
     Hook("torch.utils.data.dataloader", "_BaseDataLoaderIter.__next__", "receive a batch", is_part=True),
-    Hook("torch_sink.sink.producer", "ThreadProducer.take", "wait for a batch"),
+    Hook("torch_sink.sink.producer", "ThreadProducer._receive", "wait for a batch"),
     Hook("torch_sink.sink.ring", "DeviceRing._copy_ordinary", "copy a batch", "copy stream"),
     Hook("torch_sink.sink.slots", "Slots.fill", "take a batch"),
     Hook("torch_sink.image.run.batch", "LazyBatch.__torch_sink_execute__", "decode and transform", "stream"),

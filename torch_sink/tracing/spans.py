@@ -162,17 +162,7 @@ LANES = {
 WORK, WAIT, SYNC = 0, 1, 2
 WAITS = {WAIT: ("waits for data", "#8A8A8A"), SYNC: ("waits for the device (sync)", "#D55E00")}
 WIDTH, LEFT, ROW, TOP, MARGIN, HATCH = 1600, 150, 44, 50, 40, 7  # of the picture, in pixels
-
-
-class Colors(NamedTuple):
-    """Colors of a picture."""
-
-    back: str
-    ink: str  # of text
-    grid: str
-
-
-LIGHT, DARK = Colors("#ffffff", "#222222", "#dddddd"), Colors("#1b1b1b", "#eeeeee", "#444444")
+BACK, INK, GRID = "#ffffff", "#222222", "#dddddd"
 
 
 def _number_of(span: Span) -> int:
@@ -227,68 +217,65 @@ def write_trace(path: Path, spans: Sequence[Span], began: int) -> None:
     path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
 
 
-def write_picture(
-    path: Path, spans: Sequence[Span], began: int, ended: int, title: str = "", *, is_dark: bool = False
-) -> None:
+def write_picture(path: Path, spans: Sequence[Span], began: int, ended: int) -> None:
     """Writes a PNG, `WIDTH` pixels wide, of the time from `began` to `ended`: one row per lane, waits hatched.
 
-    The text above is `title`, or the verdict if it is empty, and a legend of the hatching.
+    The text above is the verdict and a legend of the hatching.
     """
     from PIL import Image, ImageDraw, ImageFont  # training without images does not load Pillow
 
-    colors = DARK if is_dark else LIGHT
     lanes = _lanes_of(spans)
-    image = Image.new("RGB", (WIDTH, TOP + ROW * len(lanes) + 40), colors.back)
+    image = Image.new("RGB", (WIDTH, TOP + ROW * len(lanes) + 40), BACK)
     draw = ImageDraw.Draw(image)
     draw.font = ImageFont.load_default(size=16)
-    draw.text((LEFT, 10), title or verdict(spans), colors.ink)
-    _draw_legend(draw, {_number_of(span) for span in spans}, colors)
-    _draw_axis(draw, (ended - began) / 1e6, TOP + ROW * len(lanes), colors)
+    draw.text((LEFT, 10), verdict(spans), INK)
+    _draw_legend(draw, {_number_of(span) for span in spans})
+    _draw_axis(draw, (ended - began) / 1e6, TOP + ROW * len(lanes))
     for number, lane in enumerate(lanes):
-        draw.text((LEFT - 10, TOP + ROW * number + ROW // 2), lane, colors.ink, anchor="rm")
+        draw.text((LEFT - 10, TOP + ROW * number + ROW // 2), lane, INK, anchor="rm")
     scale = (WIDTH - LEFT - MARGIN) / max(ended - began, 1)
     for span in spans:
         left, right = (LEFT + (at - began) * scale for at in (max(span.begin, began), min(span.end, ended)))
         if span.is_sync:
             draw.line([(left, TOP), (left, TOP + ROW * len(lanes))], WAITS[SYNC][1])
         top = TOP + ROW * lanes.index(span.lane) + 8
-        _draw_span(draw, span, (left, top, max(right, left + 1), top + ROW - 16), colors)
+        _draw_span(draw, span, (left, top, max(right, left + 1), top + ROW - 16))
     image.save(path)
 
 
-def _draw_legend(draw: ImageDraw.ImageDraw, numbers: set[int], colors: Colors) -> None:
+def _draw_legend(draw: ImageDraw.ImageDraw, numbers: set[int]) -> None:
     right = float(WIDTH - MARGIN)
     for number in sorted(numbers - {WORK}):
         does, color = WAITS[number]
         left = right - draw.textlength(does)
-        draw.text((left, 10), does, colors.ink)
+        draw.text((left, 10), does, INK)
         _hatch(draw, (left - 32, 10, left - 8, 26), color)
         right = left - 56
 
 
-def _draw_axis(draw: ImageDraw.ImageDraw, milliseconds: float, bottom: int, colors: Colors) -> None:
+def _draw_axis(draw: ImageDraw.ImageDraw, milliseconds: float, bottom: int) -> None:
     marks = (digit * 10.0**power for power in range(-3, 9) for digit in (1, 2, 5))
     step = next(mark for mark in marks if milliseconds / mark <= 10)  # at most ten marks
     for number in range(int(milliseconds / step) + 1):
         x = LEFT + number * step / max(milliseconds, step) * (WIDTH - LEFT - MARGIN)
-        draw.line([(x, TOP), (x, bottom)], colors.grid)
-        draw.text((x, bottom + 6), f"{number * step:g} ms", colors.ink, anchor="ma")
+        draw.line([(x, TOP), (x, bottom)], GRID)
+        draw.text((x, bottom + 6), f"{number * step:g} ms", INK, anchor="ma")
 
 
-def _draw_span(draw: ImageDraw.ImageDraw, span: Span, box: tuple[float, float, float, float], colors: Colors) -> None:
+def _draw_span(draw: ImageDraw.ImageDraw, span: Span, box: tuple[float, float, float, float]) -> None:
     left, top, right, bottom = box
     number, lane = _number_of(span), LANES[_kind(span.lane)]
     color = lane.color if number == WORK else WAITS[number][1]
     if number == WORK or right - left < HATCH:
-        draw.rectangle(box, color, colors.back if right - left > 4 else None)
+        draw.rectangle(box, color, BACK if right - left > 4 else None)
     else:
-        draw.rectangle(box, colors.back)
+        draw.rectangle(box, BACK)
         _hatch(draw, box, color)
     if draw.textlength(span.name) < right - left - 6:
         middle = (left + right) / 2, (top + bottom) / 2
         if number != WORK:
-            draw.rectangle(draw.textbbox(middle, span.name, anchor="mm"), colors.back)
-        draw.text(middle, span.name, lane.ink if number == WORK else colors.ink, anchor="mm")
+            draw.rectangle(draw.textbbox(middle, span.name, anchor="mm"), BACK)
+        draw.text(middle, span.name, lane.ink if number == WORK else INK, anchor="mm")
 
 
 def _hatch(draw: ImageDraw.ImageDraw, box: tuple[float, float, float, float], color: str) -> None:

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from ..launching import Variant
 from ..shapes import LANE_SHAPES, TILE_SHAPE
 from .color import color_kernel
-from .entropy import BLOCK_BYTES, DC_BLOCKS, SUM_LANES, SUM_WARPS
+from .entropy import BLOCK_BYTES, COMPARED_LANES, DC_BLOCKS, SUM_LANES, SUM_WARPS
 from .idct import WARPS as IDCT_WARPS
 from .idct import idct_kernel
 from .lanes import BLOCK as OWNERS_BLOCK
 from .lanes import assign_kernel, count_unstuffed_kernel, sum_before_kernel, unstuff_kernel
-from .passes import compare_kernel, dc_kernel, round_kernel, warm_up_kernel, write_kernel
+from .passes import compare_kernel, dc_kernel, round_kernel, settle_kernel, warm_up_kernel, write_kernel
 from .symbols import FIRST_ENTRIES, lookup_kernel
 
 
@@ -34,6 +34,7 @@ def jpeg_variants(threads_of_warp: int) -> Iterator[Variant]:
     yield Variant(warm_up_kernel, "jpeg warm-up", lanes, 1)
     yield Variant(compare_kernel, "jpeg compare", lanes, 1)
     yield Variant(round_kernel, "jpeg round", lanes, 1)
+    yield Variant(settle_kernel, "jpeg settle", {**lanes, "COMPARED": COMPARED_LANES}, 1)
     yield Variant(write_kernel, "jpeg write", lanes, 1)
     yield Variant(dc_kernel, "jpeg DC", {"BLOCK": DC_BLOCKS})
     constants = {"BLOCK_ROWS": TILE_SHAPE.block_rows, "BLOCK_COLUMNS": TILE_SHAPE.block_columns}

@@ -9,19 +9,25 @@ arXiv 2111.09219).
    guessed entry, from which it decodes to its last bit. Most guesses are right.
 2. `compare_kernel`: lanes whose entry differs from the final state of the lane before are put on a list, with that
    state.
-3. `round_kernel`, once per round: the lanes of the list decode again from that state. If this changes their final
-   state, the next lane is put on the list of the next round.
-4. `write_kernel`: every lane decodes once more, from its known entry, and stores the coefficients, several neighbors at
+3. `round_kernel`, a few times: the lanes of the list decode again from that state. If this changes their final state,
+   the next lane is put on the list of the next round.
+4. `settle_kernel`: a program for each segment goes on with its rounds until its list is empty.
+5. `write_kernel`: every lane decodes once more, from its known entry, and stores the coefficients, several neighbors at
    a time. The number of blocks before a lane is the sum of the blocks that ended in earlier lanes. AC coefficients are
    final; a DC coefficient is stored as its difference to the one before.
-5. `dc_kernel`: the DC coefficients are prefix sums of their differences, for each component of each segment.
+6. `dc_kernel`: the DC coefficients are prefix sums of their differences, for each component of each segment.
 
 A list holds no lane twice, and only one program writes the results of a lane, so they do not depend on the order in
 which programs run, unlike the order of the lists.
 
-The write pass checks each lane, and so detects those that are still wrong after the last round: its entry is the final
-state of the lane before, which proves by induction that the result is that of sequential decoding; each code exists;
-each coefficient lies in its block; and the last block ends in the last byte.
+The rounds of a segment end: the first lane of a list is right from then on, so the next list begins further right.
+Most files need two or three rounds, and few need many, one lane after the other. The first rounds run on the whole
+device, a launch each. The later ones have few lanes, so a program for each segment will do, and no launch is needed for
+a round that only one file needs.
+
+The write pass checks each lane: its entry is the final state of the lane before, which proves by induction that the
+result is that of sequential decoding; each code exists; each coefficient lies in its block; and the last block ends in
+the last byte.
 
 `jpeg_rows.py` and `EntropyBuffers` describe the tensors.
 """
@@ -36,7 +42,9 @@ from .layout import (
     COMPONENTS,
     DATA_LEFT,
     DATA_MISSING,
+    FIRST_LANE,
     IMAGE_COLUMNS,
+    LANES,
     NOT_CONVERGED,
     RUN_TOO_LONG,
     SEGMENT_BLOCKS,
@@ -88,11 +96,22 @@ def skip(words, lookups, tables, position, end, unit, place):
 
 @triton.jit
 def push(items, count, lane, state, is_wanted):
-    """Puts lanes with their states on a list: int64 items, the lane above the 16 bits of its state."""
+    """Puts lanes with their states on a list that other programs put lanes on, too; `count` is its length."""
+    begin = tl.atomic_add(count, tl.sum(is_wanted.to(tl.int32), axis=0), sem="relaxed")
+    put(items + begin, lane, state, is_wanted)
+
+
+@triton.jit
+def put(items, lane, state, is_wanted):
+    """Stores lanes with their states as int64 items, the lane above the 16 bits of its state.
+
+    Returns:
+        The number of lanes that were stored.
+    """
     wanted = is_wanted.to(tl.int32)
-    begin = tl.atomic_add(count, tl.sum(wanted, axis=0), sem="relaxed")
     item = (lane.to(tl.int64) << 16) | state.to(tl.int64)
-    tl.store(items + begin + tl.cumsum(wanted, axis=0) - wanted, item, mask=is_wanted)
+    tl.store(items + tl.cumsum(wanted, axis=0) - wanted, item, mask=is_wanted)
+    return tl.sum(wanted, axis=0)
 
 
 @triton.jit(do_not_specialize=["lane_bits", "warm_up_bits"])
@@ -144,25 +163,82 @@ def round_kernel(
     lane_bits, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Decodes the lanes of a list again, and writes the list of the next round; lists are as in `compare_kernel`."""
-    number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    begin = tl.program_id(0) * BLOCK
     length = tl.load(count)
-    if tl.program_id(0) * BLOCK < length:
-        is_listed = number < length
-        item = tl.load(items + number, mask=is_listed, other=0)
-        lane = (item >> 16).to(tl.int32)
-        entry = (item & 0xFFFF).to(tl.int32)
-        _, begin, end, bits, tables, words = load_lanes(
-            lane, unstuffed, segments, segment_bytes, lane_segments, images, lane_bits
-        )
-        overflow, unit, place = unpack_state(entry)
-        position = tl.where(is_listed, begin + overflow, end)
-        position, unit, place, ended = skip(words, lookups, tables, position, end, unit, place)
-        state = pack_state(position - end, unit, place)
-        changes = is_listed & (state != tl.load(exits + lane, mask=is_listed, other=0))
-        tl.store(entries + lane, entry, mask=is_listed)
-        tl.store(exits + lane, state, mask=is_listed)
-        tl.store(blocks + lane, ended, mask=is_listed)
-        push(next_items, next_count, lane + 1, state, changes & (begin + lane_bits < bits))
+    if begin < length:
+        lane, state, changes = decode_again(
+            unstuffed, segments, segment_bytes, lane_segments, images, lookups, entries, exits, blocks,
+            items, begin + tl.arange(0, BLOCK), length, lane_bits,
+        )  # fmt: skip
+        push(next_items, next_count, lane + 1, state, changes)
+
+
+@triton.jit
+def decode_again(
+    unstuffed, segments, segment_bytes, lane_segments, images, lookups, entries, exits, blocks,
+    items, number, length, lane_bits,
+):  # fmt: skip
+    """Decodes the lanes of those items of a list, of so many, that have these numbers.
+
+    Returns:
+        The lanes, their final states, and whether the next lane has to be decoded again from there.
+    """
+    is_listed = number < length
+    item = tl.load(items + number, mask=is_listed, other=0)
+    lane = (item >> 16).to(tl.int32)
+    entry = (item & 0xFFFF).to(tl.int32)
+    _, begin, end, bits, tables, words = load_lanes(
+        lane, unstuffed, segments, segment_bytes, lane_segments, images, lane_bits
+    )
+    overflow, unit, place = unpack_state(entry)
+    position = tl.where(is_listed, begin + overflow, end)
+    position, unit, place, ended = skip(words, lookups, tables, position, end, unit, place)
+    state = pack_state(position - end, unit, place)
+    changes = is_listed & (state != tl.load(exits + lane, mask=is_listed, other=0))
+    tl.store(entries + lane, entry, mask=is_listed)
+    tl.store(exits + lane, state, mask=is_listed)
+    tl.store(blocks + lane, ended, mask=is_listed)
+    return lane, state, changes & (begin + lane_bits < bits)
+
+
+@triton.jit(do_not_specialize=["lane_bits"])
+def settle_kernel(
+    unstuffed, segments, segment_bytes, lane_segments, images, lookups, entries, exits, blocks,
+    items, count, next_items,
+    lane_bits, BLOCK: tl.constexpr, COMPARED: tl.constexpr,
+):  # fmt: skip
+    """Goes on with the rounds of one segment per program until no lane of it is left.
+
+    Nothing is done where `count`, the length of the batch's last list, is 0. `items` and `next_items` have room for an
+    item of each lane, and any content.
+    """
+    segment = tl.program_id(0)
+    if tl.load(count) > 0:
+        first = tl.load(segments + segment * SEGMENT_COLUMNS + FIRST_LANE)
+        lanes = tl.load(segments + segment * SEGMENT_COLUMNS + LANES)
+        bits = 8 * tl.load(segment_bytes + segment)
+        # No other program has lanes of this segment.
+        listed, following = items + first, next_items + first
+        length = tl.zeros((), tl.int32)
+        for begin in range(0, lanes, COMPARED):
+            number = begin + tl.arange(0, COMPARED)
+            lane = first + number
+            has_left = (number > 0) & (number < lanes) & (number * lane_bits < bits)
+            left = tl.load(exits + lane - 1, mask=has_left, other=0)
+            entry = tl.load(entries + lane, mask=has_left, other=0)
+            length += put(listed + length, lane, left, left != entry)
+        while length > 0:
+            # The threads of this program read what others of it have listed.
+            tl.debug_barrier()
+            next_length = tl.zeros((), tl.int32)
+            for begin in range(0, length, BLOCK):
+                lane, state, changes = decode_again(
+                    unstuffed, segments, segment_bytes, lane_segments, images, lookups, entries, exits, blocks,
+                    listed, begin + tl.arange(0, BLOCK), length, lane_bits,
+                )  # fmt: skip
+                next_length += put(following + next_length, lane + 1, state, changes)
+            listed, following = following, listed
+            length = next_length
 
 
 @triton.jit

@@ -145,6 +145,7 @@ def statistics_kernel(workspace, jobs, operations, tables, statistics, BLOCK: tl
         tl.store(table + bins, made.to(tl.int32, bitcast=True))
 
 
-STATISTICS_BLOCK = 2048
+# With 2048 pixels at a time, some releases of Triton spill registers for some GPUs.
+STATISTICS_BLOCK = 1024
 STATISTICS_WARPS = 8
 run_statistics = Launcher(statistics_kernel, STATISTICS_WARPS)

@@ -27,6 +27,9 @@ from image.cases import encoded, opener
 from image.check import assert_same_bits
 from torch_sink.image.core import settings
 from torch_sink.image.handles.lazy import Lazy
+from torch_sink.image.handles.tensor import HANDLES
+
+pytestmark = pytest.mark.halved
 
 OPEN = opener(encoded(31, 27, 4))
 
@@ -205,7 +208,7 @@ USES: dict[str, Callable[[Any], Any]] = {
 
 def assert_same(made: Any, expected: Any) -> None:
     if isinstance(expected, torch.Tensor):
-        assert_same_bits(made, expected)
+        assert_same_bits(made.materialize() if type(made) in HANDLES else made, expected)
     elif isinstance(expected, (tuple, list)):
         for one, other in zip(made, expected, strict=True):
             assert_same(one, other)
@@ -275,8 +278,19 @@ def _fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+def needs_compilable(kind: str) -> None:
+    """Skips where stock code's tensor cannot be compiled as a whole: torch 2.8 breaks off at a `tv_tensors.Image`."""
+    if kind == "tv_tensors.Image":
+        try:
+            compiled(lambda x: x * 2, [], fullgraph=True)(tv_tensors.Image(torch.zeros(3, 2, 2)))
+        except torch._dynamo.exc.Unsupported:
+            pytest.skip("this torch compiles nothing of a tv_tensors.Image")
+        torch._dynamo.reset()
+
+
 @pytest.mark.usefixtures("_fresh_compiler")
 def test_a_compiled_function_gets_real_tensors(kind: str, unmoved: Callable[[str], Any]) -> None:
+    needs_compilable(kind)
     expected = KINDS[kind]().as_subclass(torch.Tensor) + 0
     frames: list[Any] = []
     function = compiled(lambda x: (x * 2 + 1).sum(), frames, fullgraph=True)
@@ -287,6 +301,7 @@ def test_a_compiled_function_gets_real_tensors(kind: str, unmoved: Callable[[str
 
 @pytest.mark.usefixtures("_fresh_compiler")
 def test_a_compiled_function_finds_real_tensors(kind: str, unmoved: Callable[[str], Any]) -> None:
+    needs_compilable(kind)
     expected = KINDS[kind]().as_subclass(torch.Tensor) + 0
     held, held.x = Holder(), unmoved(kind)
     closed = unmoved(kind)

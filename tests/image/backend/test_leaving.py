@@ -29,6 +29,7 @@ from torch_sink.image.handles.tensor import HANDLES, LazyTensor
 from torch_sink.image.run.batch import LazyBatch
 
 pytestmark = [
+    pytest.mark.halved,
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),  # torchdata's use of torch
 ]

@@ -15,6 +15,7 @@ from torchvision.transforms import v2
 
 import torch_sink
 from image.check import assert_same_bits
+from torch_sink.image.core.origins import NOTHING_RECORDED
 
 pytestmark = [pytest.mark.cuda(rehearsed=True), pytest.mark.usefixtures("rehearse")]
 
@@ -80,4 +81,4 @@ def test_mixes_of_a_batch_on_a_device() -> None:
 def test_nothing_was_recorded_on_the_device() -> None:
     with torch_sink.image_backend("device", device="cuda"):
         F.hflip(IMAGES["uint8 batch"]().cuda())
-        assert str(torch_sink.fallback_report()) == "nothing was recorded: everything ran in stock torchvision"
+        assert str(torch_sink.fallback_report()) == NOTHING_RECORDED

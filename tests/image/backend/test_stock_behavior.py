@@ -27,6 +27,8 @@ import torch_sink
 from image.random_pipelines import same_value
 from torch_sink.cli.photos import make_photo
 
+pytestmark = pytest.mark.halved
+
 Use = Callable[[Any], Any]
 
 
@@ -38,6 +40,12 @@ def _then(change: Use, use: Use = lambda image: image) -> Use:
         return use(image)
 
     return run
+
+
+def _kept(image: Any) -> Any:
+    """Whether v2 returns the image where nothing is to be done."""
+    size = [image.height, image.width]
+    return v2.functional.resize(image, size) is image, v2.Resize(min(size))(image) is image
 
 
 def _written_later(image: Any) -> Any:
@@ -136,6 +144,7 @@ PILLOW_USES: dict[str, Use] = {
         F.resize(image, [image.height, image.width]) is image, F.resize(image, min(image.size)) is image,
         F.pad(image, 0) is image, F.rotate(image, 0) is image, image.convert(image.mode) is image,
         F.center_crop(image, [image.height, image.width]) is image,
+        *(_kept(each) for each in (image, Image.frombytes(image.mode, image.size, image.tobytes()))),
     ],
 }  # fmt: skip
 

@@ -133,10 +133,11 @@ def test_the_report_names_the_dtype_that_has_no_kernel_and_the_attribute_that_is
 
 
 WAYS: dict[str, Callable[[Any], Any]] = {
-    "==": lambda x: x == 1,
-    "-": lambda x: 1 - x.numel() ** 2 - x,
-    "|": lambda x: x | x,
-    "&": lambda x: x & 3,
+    "==": lambda x: x == torch.ones(x.shape),
+    "/": lambda x: 3 / x,
+    "sub": lambda x: torch.ones(x.shape) - x,
+    "|": lambda x: x | torch.ones(x.shape, dtype=x.dtype),
+    "&": lambda x: x & torch.ones(x.shape, dtype=x.dtype),
     "x[...]": lambda x: x[0, 0, 0],
     "x[...] = ...": lambda x: x.__setitem__((0, 0, 0), 1),
     "mul": lambda x: torch.ops.aten.mul.Tensor(x, x),

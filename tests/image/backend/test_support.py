@@ -21,6 +21,8 @@ from torch_sink.image import support
 from torch_sink.image.core import settings
 from torch_sink.image.support import FALLBACK, NOT_TRIED, PASSES, RECORDED, REFUSED, SupportRow, Trial
 
+pytestmark = pytest.mark.halved
+
 ROOT = Path(__file__).resolve().parents[3]
 WAYS = {RECORDED, FALLBACK, PASSES, REFUSED}
 

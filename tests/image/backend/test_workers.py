@@ -163,9 +163,8 @@ def jpegs(folder: Path, transform: Any) -> Subset[Any]:
     [
         ("fork", 2, train_transform),
         ("fork", 2, sharpened_transform),
-        # These load torch anew: one on each release.
-        pytest.param("spawn", 1, train_transform, marks=pytest.mark.once),
-        pytest.param("spawn", 1, sharpened_transform, marks=pytest.mark.once_on_oldest),
+        ("forkserver", 1, train_transform),
+        ("forkserver", 1, sharpened_transform),
     ],
 )
 def test_a_worker_of_a_device_decodes_nothing(

@@ -24,7 +24,7 @@ from torch_sink.image.core import fallback, settings
 TASKS = 10
 
 # From Python 3.12 on, a fork warns when the process has threads.
-pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+pytestmark = [pytest.mark.halved, pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")]
 
 
 def darkness(index: int) -> int:
@@ -62,7 +62,8 @@ def executor(tasks: range) -> list[int]:
 
 
 def joblib_processes(tasks: range) -> list[int]:
-    return joblib.Parallel(n_jobs=3, backend="multiprocessing")(joblib.delayed(darkness)(task) for task in tasks)
+    forks = multiprocessing.get_context("fork")  # the default up to Python 3.13
+    return joblib.Parallel(n_jobs=3, backend=forks)(joblib.delayed(darkness)(task) for task in tasks)
 
 
 def children_of_children(tasks: range) -> list[int]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import io
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image, UnidentifiedImageError
@@ -17,6 +19,8 @@ from torch.utils.data import DataLoader, default_collate
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import default_loader
+from torchvision.transforms import functional as F
+from torchvision.transforms import v2
 
 import torch_sink
 from image.cases import encoded
@@ -24,6 +28,8 @@ from image.check import assert_same_bits, device_in_use, lazy_batch
 from image.worker_data import train_transform
 from torch_sink.image.decode.source import read_file
 from torch_sink.image.run.batch import LazyBatch
+
+pytestmark = pytest.mark.halved
 
 WHOLE = encoded(64, 48, 3, quality=90)
 PNG = encoded(64, 48, 3, "RGB", "PNG")
@@ -205,6 +211,38 @@ def test_a_large_image_warns_as_stock_does(tmp_path: Path, monkeypatch: pytest.M
         default_loader(str(path))
 
 
+CROPS: dict[str, Callable[[Image.Image], Any]] = {
+    "a method": lambda image: image.crop((-10, -10, 70, 60)),
+    "a functional": lambda image: F.crop(image, 0, 0, 46, 60),
+    "all of the image": lambda image: image.crop((0, 0, *image.size)),
+    "a resized crop": lambda image: F.resized_crop(image, 0, 0, 46, 62, [8, 8]),
+    "a crop in a container": transforms.Compose([transforms.RandomCrop((47, 60)), transforms.RandomHorizontalFlip()]),
+    "a resized crop in a container": v2.Compose([v2.RandomResizedCrop(8, scale=(0.9, 1)), v2.ToImage()]),
+}
+
+
+@pytest.mark.parametrize("name", CROPS)
+@pytest.mark.parametrize("limit", [64 * 48 * 2, 2600, 1300])
+def test_a_large_crop_warns_and_raises_as_stock_does(name: str, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = Image.open(io.BytesIO(WHOLE)).convert("RGB")
+
+    def cropped(*, is_read: bool) -> Any:
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+        torch.manual_seed(0)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            try:
+                made = CROPS[name](F.hflip(image))
+                values = np.asarray(made).tolist() if is_read else None  # stock code is called again for the values
+            except Image.DecompressionBombError as error:
+                values = str(error)
+        return values, [str(warning.message) for warning in said]
+
+    expected = [cropped(is_read=is_read) for is_read in (False, True)]
+    with torch_sink.image_backend("device", device="cpu"):
+        assert [cropped(is_read=is_read) for is_read in (False, True)] == expected
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_stock_code_that_skips_broken_files_still_does(tmp_path: Path, workers: int) -> None:
@@ -220,7 +258,7 @@ def test_stock_code_that_skips_broken_files_still_does(tmp_path: Path, workers: 
         torch.manual_seed(1)
         made = list(DataLoader(dataset, **loader))
     for batch, stock_batch in zip(made, expected, strict=True):
-        assert_same_bits(batch.to(device_in_use()), stock_batch)
+        assert_same_bits(batch.to(device_in_use()).cpu(), stock_batch)
 
 
 class SkipsBroken(torch.utils.data.Dataset):  # type: ignore[type-arg]
@@ -278,7 +316,7 @@ def test_stock_raises_where_the_image_is_loaded(tmp_path: Path) -> None:
 
 def test_damage_inside_surfaces_from_the_batch(handles: list[Any], tmp_path: Path) -> None:
     batch = default_collate(handles)
-    assert isinstance(batch, LazyBatch)
+    assert type(batch) is LazyBatch
     for use in (
         lambda: batch.to(device_in_use()),
         lambda: batch + 1,

@@ -28,7 +28,7 @@ from image.broken_files import (
     pixels,
 )
 
-pytestmark = QUIET
+pytestmark = [pytest.mark.halved, QUIET]
 
 
 def in_gray_and_alpha(image: Image.Image) -> torch.Tensor:

@@ -20,6 +20,8 @@ import torch_sink
 from image.random_pipelines import same_value
 from torch_sink.cli.photos import make_photo
 
+pytestmark = pytest.mark.halved
+
 
 def _opened(path: str, use: Callable[[Image.Image], Image.Image]) -> Image.Image:
     with Image.open(path) as image:

@@ -31,7 +31,7 @@ from image.broken_files import (
 from torch_sink.damage.report import broken_file
 from torch_sink.sink.workers import WorkerGuard
 
-pytestmark = QUIET
+pytestmark = [pytest.mark.halved, QUIET]
 
 
 class Raises:
@@ -165,14 +165,14 @@ def test_an_error_that_was_raised_from_one_of_a_file_counts() -> None:
 # --- "raise"
 
 
-def test_without_a_policy_stock_codes_exception_is_raised(paths: list[Path]) -> None:
+@pytest.mark.parametrize("name", OPENERS)
+def test_without_a_policy_stock_codes_exception_is_raised(paths: list[Path], name: str) -> None:
     """The same exception at the same sample, for every file."""
-    for load in OPENERS.values():
-        for path in paths:
-            stock, made = outcome(load, path), None
-            with backend("raise"):
-                made = outcome(load, path)
-            assert made == stock, path
+    for path in paths:
+        stock, made = outcome(OPENERS[name], path), None
+        with backend("raise"):
+            made = outcome(OPENERS[name], path)
+        assert made == stock, path
 
 
 def outcome(load: Callable[[str], Any], path: Path) -> Any:

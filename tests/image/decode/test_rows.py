@@ -21,6 +21,8 @@ from image.check import assert_same_bits
 from image.jpeg_files import CONTENTS, DAMAGES, SAMPLINGS, damaged, jpeg
 from torch_sink.image.decode.source import EncodedSource, encoded_source
 
+pytestmark = pytest.mark.halved
+
 SIZES = ((67, 83), (40, 128), (9, 33), (128, 17))
 
 

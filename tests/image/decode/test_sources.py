@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import mmap
+import random
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 from PIL import ExifTags, Image, ImageOps
 from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torchvision import transforms
 from torchvision.datasets.folder import default_loader
 from torchvision.io import decode_image, read_image
 from torchvision.transforms import v2
@@ -20,6 +22,8 @@ from torchvision.transforms import v2
 import torch_sink
 from image.check import assert_same_bits, check_pipeline
 from image.source_files import FILES, PIPELINE, assert_same_batches, turned
+
+pytestmark = pytest.mark.halved
 
 
 def opened(source: Any) -> Image.Image:
@@ -196,3 +200,48 @@ def test_loading_the_pixels_of_a_file_waits_until_one_is_asked_for(tmp_path: Pat
         same[3, 4] = (1, 2, 3)
         assert converted.getpixel((3, 4)) == (1, 2, 3)
         assert torch_sink.fallback_report()
+
+
+def _damaged(data: bytes, draws: random.Random) -> bytes:
+    """A file with a byte changed or bits flipped, a piece left out, or a marker written into it; its end stays."""
+    begin = draws.randrange(2, len(data) - 2)
+    left_out = draws.choice((0, 0, 1, 1, 30))
+    added = draws.choice(
+        (b"", draws.randbytes(1), b"\xff" + draws.choice((b"\xd8", b"\xc0", b"\xd3", b"\xda", b"\xc8")))
+    )
+    return data[:begin] + added + data[min(begin + left_out, len(data) - 2) :]
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        lambda image: image,
+        lambda image: image.convert("RGB"),
+        lambda image: image.convert("L").resize((9, 8)),
+        lambda image: transforms.functional.hflip(image.convert("RGB")),
+    ],
+    ids=["file", "converted", "resized", "flipped"],
+)
+def test_load_raises_for_a_damaged_file_as_in_stock_code(steps: Any) -> None:
+    """A dataset that guards its files by `load()` meets their errors there, and never when its batch is made."""
+    draws, files = random.Random(4), [FILES[name]() for name in FILES if name.startswith("JPEG")]
+
+    def loaded(data: bytes) -> Any:
+        try:
+            image = steps(Image.open(io.BytesIO(data)))
+            image.load()
+        except Exception:
+            return None
+        return image
+
+    raised = 0
+    for _ in range(150):
+        data = _damaged(draws.choice(files), draws)
+        expected = loaded(data)
+        with torch_sink.image_backend("device", device="cpu"):
+            image = loaded(data)
+            assert (image is None) == (expected is None)
+            raised += image is None
+            if image is not None:
+                assert image.tobytes() == expected.tobytes()
+    assert 20 < raised < 100

@@ -28,9 +28,10 @@ from image.run.test_collate import assert_same_structure, stock_and_lazy
 from image.source_files import FILES, PHOTO, saved
 from torch_sink.image.decode.source import EncodedSource
 from torch_sink.image.handles import file
-from torch_sink.image.handles.tensor import HANDLES, LazyTensor
+from torch_sink.image.handles.tensor import Handle, LazyTensor
 
 pytestmark = [
+    pytest.mark.halved,
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Webp does not support grayscale:UserWarning"),
     pytest.mark.filterwarnings("ignore:The image decoding and encoding:DeprecationWarning"),
@@ -71,7 +72,7 @@ def check_same(stock: Any, made: Any) -> bool:
         return False
     assert made.shape == stock.shape
     waits = type(made) is LazyTensor and isinstance(made.lazy_source, EncodedSource)
-    assert_same_bits(made.materialize() if isinstance(made, HANDLES) else made, stock)
+    assert_same_bits(made.materialize() if isinstance(made, Handle) else made, stock)
     return waits
 
 

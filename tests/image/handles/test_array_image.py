@@ -22,6 +22,8 @@ from torch_sink.image.decode.source import BytesSource
 from torch_sink.image.handles.array import ArrayImage
 from torch_sink.image.handles.tensor import LazyTensor
 
+pytestmark = pytest.mark.halved
+
 DEVICES = pytest.mark.parametrize("device", ["meta", "cpu"])
 SHAPES = {"L": (9, 7), "RGB": (9, 7, 3)}
 

@@ -15,6 +15,8 @@ from torchvision.transforms import functional as F
 import torch_sink
 from image.cases import encoded
 
+pytestmark = pytest.mark.halved
+
 FUNCTIONALS: dict[str, Callable[[Any], Any]] = {
     "hflip": F.hflip,
     "crop": lambda image: F.crop(image, 1, 1, 5, 5),

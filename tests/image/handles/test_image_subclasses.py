@@ -23,7 +23,7 @@ from image.check import assert_same_bits
 from torch_sink import fallback_report
 from torch_sink.image.handles.array import ArrayImage
 from torch_sink.image.handles.image import LazyImage
-from torch_sink.image.handles.tensor import HANDLES
+from torch_sink.image.handles.tensor import Handle
 
 FILE = encoded(40, 30, 3)
 
@@ -94,7 +94,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 
 def assert_same(made: Any, expected: Any) -> None:
     if isinstance(expected, torch.Tensor):
-        assert_same_bits(made.materialize() if isinstance(made, HANDLES) else made, expected)
+        assert_same_bits(made.materialize() if isinstance(made, Handle) else made, expected)
         return
     own = (LazyImage, ArrayImage) if type(expected) is Image.Image else ()
     assert type(made) in (type(expected), *own)

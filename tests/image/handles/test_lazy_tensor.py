@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import default_convert
+from torch.utils.data import default_collate, default_convert
 from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.transforms import functional as F
@@ -22,7 +22,9 @@ from torchvision.utils import make_grid
 import torch_sink
 from image.cases import encoded, opener
 from image.check import assert_same_bits
-from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
+from torch_sink.image.handles.tensor import Handle, LazyTensor, LazyTVImage
+
+pytestmark = pytest.mark.halved
 
 KINDS: dict[str, Callable[[Any], Any]] = {
     "to_tensor": lambda image: F.to_tensor(image),
@@ -38,14 +40,14 @@ def stock_and_lazy(kind: str, function: Callable[[Any], Any]) -> tuple[Any, Any]
     for name, settings in (("PIL", {}), ("device", {"device": "cpu"})):
         with torch_sink.image_backend(name, **settings):
             tensor = KINDS[kind](OPEN())
-            assert isinstance(tensor, HANDLES) == (name == "device")
+            assert isinstance(tensor, Handle) == (name == "device")
             results.append(function(tensor))
     return results[0], results[1]
 
 
 def assert_same(actual: Any, expected: Any) -> None:
     if isinstance(expected, torch.Tensor):
-        if isinstance(actual, HANDLES):
+        if isinstance(actual, Handle):
             assert isinstance(actual, type(expected))
             actual = actual.materialize()
         assert_same_bits(actual, expected)
@@ -170,7 +172,8 @@ USES: dict[str, Callable[[Any], Any]] = {
 
 def returned(tensor: torch.Tensor) -> Any:
     with tv_tensors.set_return_type("TVTensor"):
-        return tensor + 1, tensor.clone()
+        stacks = torch.stack([tensor, tensor]), default_collate([tensor]), torch.stack([tensor, tensor])[0]
+        return tensor + 1, tensor.clone(), tensor[None], stacks
 
 
 @pytest.mark.parametrize("kind", ["to_tensor", "pil_to_tensor", "to_image", "to_dtype"])

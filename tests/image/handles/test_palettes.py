@@ -25,6 +25,8 @@ from image.check import assert_same_bits, check_pipeline
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.handles.image import LazyImage
 
+pytestmark = pytest.mark.halved
+
 NEAREST = InterpolationMode.NEAREST
 
 

@@ -18,6 +18,8 @@ from image.augmix_cases import FILL_BY_TYPE, INPUTS, SETTINGS, SIZE, WAYS, image
 from image.cases import gray_images
 from image.check import assert_same_bits, check_pipeline, run
 
+pytestmark = pytest.mark.halved
+
 
 @pytest.mark.parametrize("kind", INPUTS)
 @pytest.mark.parametrize("setting", SETTINGS)

@@ -10,6 +10,8 @@ import torch
 from torch_sink.image.core.ops import STOCK
 from torch_sink.image.operations.functionals import stock_of
 
+pytestmark = pytest.mark.halved
+
 SIGMAS = (0.1, 0.3, 0.7, 1.0, 1.9, 5.0)
 
 

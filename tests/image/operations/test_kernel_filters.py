@@ -18,6 +18,8 @@ import torch_sink
 from image.cases import encoded, opener
 from torch_sink.image.operations import RECORDERS, filters
 
+pytestmark = pytest.mark.halved
+
 WEIGHTS = (0.1, -0.2, 0.3, 1.5, 2, 0.7, 0, -1, 0.6)
 FIVE = tuple(range(-9, 16))
 Kernel = ImageFilter.Kernel

@@ -23,6 +23,8 @@ from image.random_pipelines import same_value
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.handles.tensor import LazyTensor
 
+pytestmark = pytest.mark.halved
+
 Call = tuple[str, str, tuple[Any, ...]]
 
 NUMBERS = (

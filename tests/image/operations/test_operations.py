@@ -16,10 +16,12 @@ from torch_sink.image.core.examples import REFERENCES, Arguments, Example
 from torch_sink.image.core.ops import LOWER, Operation, Promise
 from torch_sink.image.operations import operations
 
+pytestmark = pytest.mark.halved
+
 # torch's own arithmetic mixes whole batches once they are made.
 ON_BATCHES = ("batch.mix_up", "batch.cut_mix")
 # No work: the bytes are what they were, or lie elsewhere in memory.
-WITHOUT_WORK = (*ON_BATCHES, "to_pil_image", "contiguous")
+WITHOUT_WORK = (*ON_BATCHES, "to_pil_image", "contiguous", "clone")
 
 
 def missing(operation: Operation) -> set[str]:

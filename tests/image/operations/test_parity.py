@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,8 @@ from image.parity import EXACT, ImageKind, Measured, Parity, converted, measure
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.core.examples import REFERENCES
 from torch_sink.image.operations import OPERATIONS
+
+pytestmark = pytest.mark.halved
 
 ROOT = Path(__file__).resolve().parents[3]
 # torch's own arithmetic on a finished batch.
@@ -58,6 +61,56 @@ def test_the_committed_page_has_every_operation() -> None:
         row = Measured(operation, reference, promise, float(largest), share, 100_000)
         assert row.keeps_its_promise, (operation, reference)
         assert (text == "equal bits") == (promise == EXACT)
+
+
+def test_the_page_measures_what_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Rows that stay keep what they say, and where other rows were measured on another machine the page says so."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "made_by"))
+    import update_parity
+
+    parts = [measured(reference) for reference in REFERENCES]
+    planned = {row: plan for part in parts for row, plan in part.planned.items()}
+    chosen: set[tuple[str, str]] = set()
+
+    def measure_all(device: str, images: object, setting: object = None, rows: frozenset[Any] | None = None) -> Parity:
+        rows = frozenset(planned) if rows is None else rows
+        chosen.update(rows)
+        found = [row for part in parts for row in part.rows if (row.operation, row.reference) in rows]
+        return Parity(found, [], set(), planned)
+
+    monkeypatch.setattr(update_parity, "measure_all", measure_all)
+    monkeypatch.setattr(update_parity, "SETTINGS", ())
+    monkeypatch.setattr(update_parity, "PAGE", tmp_path / "parity.md")
+
+    def written(*names: str, everything: bool = False) -> str:
+        chosen.clear()
+        text, count, broken = update_parity.parity_page("cpu", names, everything)
+        assert (count, broken) == (len(chosen), [])
+        update_parity.PAGE.write_text(text)
+        return text
+
+    update_parity.PAGE.write_text("## Other processors")
+    whole = written()
+    assert chosen == set(planned)
+    assert written() == whole  # and nothing is measured
+    assert not chosen
+    lines = {line for line in whole.splitlines() if line.startswith("| ")}
+    lost = next(line for line in lines if line.startswith("| hflip | Pillow |"))
+    other = next(line for line in lines if line.startswith("| normalize | v1 float32 |"))
+    older = whole.replace(f"{lost}\n", "| gone | Pillow | equal bits | 0 | 100 % | 9 |\n")
+    older = older.replace(other, other.replace("equal bits", "at most 3")).replace(": torch ", ": torch 1.")
+    update_parity.PAGE.write_text(older)
+    text = written("invert")
+    assert chosen == {("hflip", "Pillow"), ("normalize", "v1 float32"), *(row for row in planned if row[0] == "invert")}
+    assert {line for line in text.splitlines() if line.startswith("| ")} == lines
+    assert text.count(": torch 1.") == 1
+    (elsewhere,) = (line for line in text.splitlines() if line.startswith("hflip (Pillow); "))
+    assert elsewhere.count("; ") == len(chosen) - 1
+    assert written() == text
+    assert not chosen
+    assert written(everything=True) == whole
+    with pytest.raises(ValueError, match="no operation of the page is named"):
+        written("invrt")
 
 
 @pytest.mark.parametrize("reference", REFERENCES)

@@ -12,6 +12,8 @@ from image.check import check_pipeline
 from image.smooth_cases import BLUR, RANDOM_ERASE, WARPS
 from image.uint8_cases import UINT8_COLOR, UINT8_GEOMETRY, color_images
 
+pytestmark = pytest.mark.halved
+
 
 @pytest.mark.parametrize("name", [*CORE, *COLOR])
 def test_rgb(name: str) -> None:

@@ -14,6 +14,8 @@ import torch_sink
 from image.cases import encoded, opener
 from image.check import assert_same_bits, check_pipeline
 
+pytestmark = pytest.mark.halved
+
 PHOTOGRAPHS = [opener(encoded(150, 113, 1, quality=90)), opener(encoded(113, 150, 2))]
 
 

@@ -14,6 +14,8 @@ import torch_sink
 from image import random_pipelines
 from image.random_pipelines import Outcome, compare, make_scenario, run
 
+pytestmark = pytest.mark.halved
+
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("first", range(0, 100, 20))
@@ -47,7 +49,7 @@ def _is_recorded_like(actual: object, expected: object) -> bool:
     annotation = isinstance(expected, tv_tensors.TVTensor) and not isinstance(expected, tv_tensors.Image)
     if not isinstance(expected, torch.Tensor) or annotation or expected.ndim != 3:
         return False
-    assert isinstance(actual, random_pipelines.HANDLES)
+    assert isinstance(actual, random_pipelines.Handle)
     assert isinstance(actual, type(expected))
     assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
     return True
@@ -66,7 +68,7 @@ def test_the_scenarios_reach_what_they_are_for(tmp_path: Path) -> None:
     with torch_sink.image_backend("device", device="cpu"):
         outcomes = [outcome for seed in range(60) for outcome in run(make_scenario(seed, tmp_path), seed)]
     raised = sum(outcome.error is not None for outcome in outcomes)
-    handles = sum(isinstance(outcome.result, random_pipelines.HANDLES) for outcome in outcomes)
+    handles = sum(isinstance(outcome.result, random_pipelines.Handle) for outcome in outcomes)
     assert 0.05 < raised / len(outcomes) < 0.4
     assert handles / len(outcomes) > 0.2
 

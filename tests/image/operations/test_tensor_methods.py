@@ -19,7 +19,9 @@ from image.cases import opener
 from image.check import assert_same_bits, device_in_use
 from image.source_files import saved
 from torch_sink.cli.photos import make_photo
-from torch_sink.image.handles.tensor import HANDLES
+from torch_sink.image.handles.tensor import HANDLES, Handle
+
+pytestmark = pytest.mark.halved
 
 PHOTO = make_photo(31, 23, 5)
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1), torch.tensor([0.229, 0.224, 0.225])[:, None, None]
@@ -81,34 +83,51 @@ RECORDED: dict[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
     "what was expanded, resized": (GRAY, lambda x: F.hflip((x / 255).expand(3, -1, -1))),
     "repeated floats": (GRAY, lambda x: (x.float() / 255).repeat(3, 1, 1) - MEAN),
     "what a call in place returned": (("float32 image",), lambda x: x.sub_(MEAN).div_(STD)),
-}
-IN_STOCK_CODE: dict[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
     "from a tensor": (FLOATS, lambda x: MEAN - x),
     "minus an int": (BYTES, lambda x: x - 3),
     "from 254": (BYTES, lambda x: 254 - x),
     "times an int": (BYTES, lambda x: x * 2),
-    "a mean that spreads": (GRAY, lambda x: x.float() - MEAN),
-    "a mean of another type": (FLOATS, lambda x: x - MEAN.double()),
-    "a mean that learns": (FLOATS, lambda x: (x - MEAN.clone().requires_grad_()).detach()),
-    "a mean of another shape": (FLOATS, lambda x: x - MEAN[None]),
     "what was detached and written to": (FLOATS, lambda x: [x.detach().sub_(0.5), x]),
     "bytes in place": (BYTES, lambda x: operator.iadd(x, 1)),
-    "a step": (ALL, lambda x: x[:, ::2]),
-    "a channel": (ALL, lambda x: x[0]),
-    "the first channel": (ALL, lambda x: x[:1]),
-    "no rows": (ALL, lambda x: x[:, 5:5]),
-    "two channels": (ALL, lambda x: x[[0, 1]]),
-    "values": (ALL, lambda x: x[x > 0.5]),
     "channels the other way": (ALL, lambda x: x.flip(0)),
     "twice the same": (ALL, lambda x: torch.flip(x, [-3])),
     "type": (ALL, lambda x: x.type(torch.float32)),
-    "an old type": (ALL, lambda x: x.type(torch.FloatTensor)),
     "rot90": (ALL, lambda x: torch.rot90(x, 1, [1, 2])),
     "rot90, back": (ALL, lambda x: x.rot90(1, (2, 1))),
     "rot90, negative": (ALL, lambda x: torch.rot90(x, -1, (-2, -1))),
     "clone": (ALL, lambda x: x.clone()),
     "a clone that is written to": (FLOATS, lambda x: [x.clone().mul_(2), x]),
     "detach": (ALL, lambda x: x.detach()),
+    "a clone of a box": (ALL, lambda x: x[:, 3:9, 2:7].clone()),
+    "a type by its name": (ALL, lambda x: x.type(torch.float32, non_blocking=True)),
+    "type as": (ALL, lambda x: x.type_as(MEAN)),
+    "rot90, not at all": (ALL, lambda x: x.rot90(4, (1, 2))),
+    "rot90, twice": (ALL, lambda x: x.rot90(-2, (1, 2))),
+    "a clone, contiguous": (ALL, lambda x: x.clone(memory_format=torch.contiguous_format)),
+    "a clone by torch": (ALL, lambda x: torch.clone(x)),
+    "a clone of what was expanded": (GRAY, lambda x: (x / 255).expand(3, -1, -1).clone()),
+    "a clone of a clone": (FLOATS, lambda x: [copy := x.clone(), copy.clone().sub_(1), copy.add_(1), x.div_(2)]),
+    "flip, all three": (ALL, lambda x: x.flip(0, 1, 2)),
+    "transposed": (ALL, lambda x: x.transpose(1, 2)),
+    "transposed, a flip behind": (ALL, lambda x: torch.transpose(x, -1, -2).flip(-1)),
+    "permuted": (ALL, lambda x: x.permute(0, 2, 1)),
+    "permuted, a list": (ALL, lambda x: torch.permute(x, (0, -1, -2))),
+    "mT": (ALL, lambda x: x.mT),
+    "swapped": (ALL, lambda x: x.swapaxes(2, 1)),
+    "transposed and contiguous": (ALL, lambda x: x.mT.contiguous()),
+}
+IN_STOCK_CODE: dict[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
+    "a mean that spreads": (GRAY, lambda x: x.float() - MEAN),
+    "a mean of another type": (FLOATS, lambda x: x - MEAN.double()),
+    "a mean that learns": (FLOATS, lambda x: (x - MEAN.clone().requires_grad_()).detach()),
+    "a mean of another shape": (FLOATS, lambda x: x - MEAN[None]),
+    "a step": (ALL, lambda x: x[:, ::2]),
+    "a channel": (ALL, lambda x: x[0]),
+    "the first channel": (ALL, lambda x: x[:1]),
+    "no rows": (ALL, lambda x: x[:, 5:5]),
+    "two channels": (ALL, lambda x: x[[0, 1]]),
+    "values": (ALL, lambda x: x[x > 0.5]),
+    "an old type": (ALL, lambda x: x.type(torch.FloatTensor)),
     "turned with channels": (ALL, lambda x: torch.rot90(x)),
     "repeated rows": (GRAY, lambda x: x.repeat(3, 2, 1)),
     "repeated colors": (ALL, lambda x: x.repeat(3, 1, 1)),
@@ -116,9 +135,12 @@ IN_STOCK_CODE: dict[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
     "four times": (GRAY, lambda x: torch.cat([x] * 4)),
     "three colors": (ALL, lambda x: torch.cat([x, x, x])),
     "a fourth dimension": (GRAY, lambda x: x.expand(2, 3, -1, -1)),
-    "a clone of a box": (ALL, lambda x: x[:, 3:9, 2:7].clone()),
     "a part of a box that is written to": (FLOATS, lambda x: [x[:, 3:9].mul_(2), x]),
     "what was expanded and written to": (GRAY, lambda x: [spread := x.expand(3, -1, -1), x.fill_(3), spread]),
+    "from a double": (FLOATS, lambda x: MEAN.double() - x),
+    "channels last": (ALL, lambda x: x.permute(1, 2, 0)),
+    "transposed with channels": (ALL, lambda x: x.transpose(0, 2)),
+    "transposed and written to": (FLOATS, lambda x: [x.mT.mul_(2), x]),
     "a copy": (FLOATS, lambda x: x.to(torch.float32, copy=True)),
 }
 CASES = [
@@ -145,10 +167,11 @@ def test_methods(kind: str, calls: dict[str, Any], name: str) -> None:
         assert all(type(ours) in HANDLES and ours.is_recording for ours in made) == (calls is RECORDED)
         for ours, stock in zip(made, expected, strict=True):
             assert ours.shape == stock.shape
-            assert_same_bits(ours.materialize() if isinstance(ours, HANDLES) else ours, stock)
+            assert_same_bits(ours.materialize() if isinstance(ours, Handle) else ours, stock)
 
 
 BATCHES = ["float() / 255", "/ 127.5 - 1", "minus mean, by std", "bytes minus mean, by std", "from 1, twice", "BGR"]
+BATCHES += ["transposed, a flip behind", "rot90", "flip, all three", "a clone of what was expanded", "minus an int"]
 BATCHES += ["a box of a box", "flip, both", "from 255", "to half", "repeated floats", "expand", "three times"]
 
 

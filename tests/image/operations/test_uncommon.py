@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
 import pytest
 import torch
 from torchvision import transforms as v1
 from torchvision import tv_tensors
+from torchvision.transforms import _functional_tensor as F_tensor
+from torchvision.transforms import functional as F
 from torchvision.transforms.v2 import functional as F2
 
 import torch_sink
@@ -14,6 +19,8 @@ from image.check import check_pipeline
 from image.uncommon_cases import UNCOMMON
 from torch_sink.image import reroute
 from torch_sink.image.core import settings
+
+pytestmark = pytest.mark.halved
 
 
 @pytest.mark.parametrize("name", UNCOMMON)
@@ -93,6 +100,48 @@ def test_scripting_while_the_backend_is_on(name: str) -> None:
     assert torch.equal(made, transform(pixels))
     torch.manual_seed(5)
     assert torch.equal(of_a_handle, transform(v1.PILToTensor()(rgb_images()[0]())))
+
+
+FUNCTIONALS = [
+    (module, name)
+    for module in (F, F2, F_tensor)
+    for name, value in sorted(vars(module).items())
+    if inspect.isfunction(value) and value.__module__.startswith("torchvision.transforms") and name[0] != "_"
+]
+
+
+def scripted(function: Any) -> str:
+    """The type of the error, as of functionals on Pillow images; "" where there is none."""
+    try:
+        torch.jit.script(function)
+    except Exception as error:
+        return type(error).__name__
+    return ""
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_scripting_functionals_that_were_looked_up_while_the_backend_is_on() -> None:
+    with torch_sink.image_backend("device", device="cpu"):
+        functions = [getattr(*key) for key in FUNCTIONALS]
+        while_on = [scripted(function) for function in functions]
+    expected = [scripted(getattr(*key)) for key in FUNCTIONALS]
+    assert dict(zip(FUNCTIONALS, while_on, strict=True)) == dict(zip(FUNCTIONALS, expected, strict=True))
+    assert [scripted(function) for function in functions] == expected
+    assert expected.count("") > 40
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_scripting_what_calls_functionals_that_were_looked_up_while_the_backend_is_on() -> None:
+    with torch_sink.image_backend("device", device="cpu"):
+        vflip, brightness = F_tensor.vflip, F_tensor.adjust_brightness
+
+        def darker(values: torch.Tensor) -> torch.Tensor:
+            return brightness(vflip(values), 0.5)
+
+        within = torch.jit.script(darker)
+    pixels = torch.randint(0, 256, (3, 14, 17), dtype=torch.uint8)
+    for compiled in (within, torch.jit.script(darker)):
+        assert torch.equal(compiled(pixels), darker(pixels))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

@@ -19,6 +19,8 @@ from torch_sink.image.program.stages import stages_of
 from torch_sink.triton_kernels import rows
 from torch_sink.triton_kernels.rows import Kind
 
+pytestmark = pytest.mark.halved
+
 BATCH_SIZES = (64, 256)
 
 

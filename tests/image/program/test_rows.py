@@ -17,7 +17,7 @@ from image.augmix_cases import NoStatistics, OnlyStatistics
 from image.cases import rgb_images
 from image.random_pipelines import make_scenario, run
 from torch_sink.image.core.lowering import lower
-from torch_sink.image.handles.tensor import HANDLES
+from torch_sink.image.handles.tensor import Handle
 from torch_sink.image.program import jobs
 from torch_sink.image.program.launches import make_program
 from torch_sink.image.program.program import ARRAYS, Program
@@ -90,7 +90,7 @@ def batches(seeds: range, folder: Path) -> Iterator[list[Any]]:
         groups: dict[Any, list[Any]] = {}
         for outcome in [*run(scenario, seed), *run(scenario, seed + 1)]:
             for leaf in tree_leaves(outcome.result):
-                if isinstance(leaf, HANDLES) and leaf.is_recording:
+                if isinstance(leaf, Handle) and leaf.is_recording:
                     groups.setdefault((leaf.lazy_shape, leaf.lazy_dtype), []).append(leaf)
         yield from groups.values()
 

@@ -18,7 +18,7 @@ from torchvision.transforms import v2
 import torch_sink
 from image.cases import encoded
 from torch_sink.cli.photos import make_photo
-from torch_sink.image.core import transfer
+from torch_sink.common import transfer
 from torch_sink.image.decode import decode_images
 from torch_sink.image.program.program import Wanted
 from torch_sink.image.run.device import make_on_device

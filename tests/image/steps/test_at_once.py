@@ -31,7 +31,7 @@ from torch_sink.image.core.fallback import is_executing
 from torch_sink.image.handles.tensor import HANDLES
 from torch_sink.image.steps import containers
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+pytestmark = [pytest.mark.halved, pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")]
 
 
 @pytest.fixture

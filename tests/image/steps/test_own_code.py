@@ -26,6 +26,8 @@ from torch_sink.image.handles.image import LazyImage
 from torch_sink.image.handles.tensor import HANDLES
 from torch_sink.image.steps import containers
 
+pytestmark = pytest.mark.halved
+
 
 class _OwnForward(v1.RandomHorizontalFlip):
     def forward(self, img: Any) -> Any:

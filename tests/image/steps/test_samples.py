@@ -18,8 +18,11 @@ from torchvision.transforms import v2
 import torch_sink
 from image.random_pipelines import same_value
 from image.steps.containers import photo, random_transforms, seeded
-from torch_sink.image.handles.tensor import HANDLES
+from torch_sink.image.handles.tensor import Handle
 from torch_sink.image.steps import containers, samples
+from torch_sink.image.steps.registry import STEPS
+
+pytestmark = pytest.mark.halved
 
 VALUES = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5], [0.2])]
 
@@ -74,7 +77,7 @@ def assert_stocks(container: Any, sample: Callable[[Image.Image], tuple[Any, ...
             made, state_behind = seeded(seed, lambda seed=seed: container(*sample(photo(seed))))
             assert state_behind == state
             leaves, stocks = tree_leaves(made), tree_leaves(expected)
-            recorded += any(isinstance(leaf, HANDLES) for leaf in leaves)
+            recorded += any(isinstance(leaf, Handle) for leaf in leaves)
             assert len(leaves) == len(stocks)
             assert type(made) is type(expected)
             for leaf, stock in zip(leaves, stocks, strict=True):
@@ -118,6 +121,80 @@ MOVES: dict[str, Callable[[], list[Any]]] = {
 def test_all_of_a_sample_moves(moves: str, sample: str) -> None:
     recorded = assert_stocks(v2.Compose(MOVES[moves]()), SAMPLES[sample], range(6))
     assert recorded == 6 or moves in ("detection", "pure", "others between", "colors")
+
+
+# Ways to construct each class of v2 that has a step; behind `ToImage` where it takes no Pillow images.
+EXACT = v2.InterpolationMode.NEAREST_EXACT
+OF_IMAGES: dict[str, Callable[[], list[Any]]] = {
+    "AutoAugment": lambda: [v2.AutoAugment()],
+    "CenterCrop": lambda: [v2.CenterCrop((50, 12))],
+    "ColorJitter": lambda: [v2.ColorJitter(0.4, 0.4, 0.4, 0.1)],
+    "Compose": lambda: [v2.Compose([v2.Pad(3)])],
+    "ElasticTransform": lambda: [v2.ElasticTransform(20.0, 1.0)],
+    "GaussianBlur": lambda: [v2.GaussianBlur(3)],
+    "Grayscale": lambda: [v2.Grayscale(1)],
+    "Pad": lambda: [v2.Pad([1, 2], fill={tv_tensors.Mask: 9, "others": 3}), v2.Pad(3, padding_mode="reflect")],
+    "PILToTensor": lambda: [v2.PILToTensor()],
+    "RandAugment": lambda: [v2.RandAugment()],
+    "RandomAdjustSharpness": lambda: [v2.RandomAdjustSharpness(2.0, 1.0)],
+    "RandomAffine": lambda: [v2.RandomAffine(30, (0.1, 0.3), (0.7, 1.4), 9)],
+    "RandomApply": lambda: [v2.RandomApply([v2.RandomCrop(20)], 1.0)],
+    "RandomAutocontrast": lambda: [v2.RandomAutocontrast(1.0)],
+    "RandomChoice": lambda: [v2.RandomChoice([v2.RandomCrop(9), v2.CenterCrop(11)])],
+    "RandomCrop": lambda: [v2.RandomCrop(30, padding=4, fill=7), v2.RandomCrop(60, pad_if_needed=True)],
+    "RandomEqualize": lambda: [v2.RandomEqualize(1.0)],
+    "RandomErasing": lambda: [v2.RandomErasing(1.0)],
+    "RandomGrayscale": lambda: [v2.RandomGrayscale(1.0)],
+    "RandomHorizontalFlip": lambda: [v2.RandomHorizontalFlip(1.0)],
+    "RandomInvert": lambda: [v2.RandomInvert(1.0)],
+    "RandomIoUCrop": lambda: [v2.RandomIoUCrop()],
+    "RandomOrder": lambda: [v2.RandomOrder([v2.Pad(3), v2.RandomVerticalFlip(1.0)])],
+    "RandomPerspective": lambda: [v2.RandomPerspective(p=1.0)],
+    "RandomPosterize": lambda: [v2.RandomPosterize(3, 1.0)],
+    "RandomResize": lambda: [v2.RandomResize(14, 30), v2.RandomResize(14, 30, interpolation=EXACT)],
+    "RandomResizedCrop": lambda: [v2.RandomResizedCrop(24), v2.RandomResizedCrop(24, interpolation=EXACT)],
+    "RandomRotation": lambda: [v2.RandomRotation(20, expand=True)],
+    "RandomShortestSize": lambda: [v2.RandomShortestSize([18, 25], 30)],
+    "RandomSolarize": lambda: [v2.RandomSolarize(99, 1.0)],
+    "RandomVerticalFlip": lambda: [v2.RandomVerticalFlip(1.0)],
+    "RandomZoomOut": lambda: [v2.RandomZoomOut(5, p=1.0)],
+    "Resize": lambda: [v2.Resize(20), v2.Resize((50, 21), EXACT)],
+    "ScaleJitter": lambda: [v2.ScaleJitter((40, 30))],
+    "ToDtype": lambda: [v2.ToDtype(torch.float32), v2.ToDtype({tv_tensors.Mask: torch.int64, "others": None})],
+    "ToImage": lambda: [v2.ToImage()],
+    "ToPureTensor": lambda: [v2.ToPureTensor()],
+    "ToTensor": lambda: [v2.ToTensor()],
+    "TrivialAugmentWide": lambda: [v2.TrivialAugmentWide()],
+}
+OF_TENSORS: dict[str, Callable[[], list[Any]]] = {
+    "ConvertImageDtype": lambda: [v2.ConvertImageDtype(kind) for kind in (torch.float32, torch.uint8, torch.float64)],
+    "Normalize": lambda: [v2.Compose([v2.ToDtype(torch.float32), v2.Normalize([0.5], [0.2])])],
+    "ToDtype of a tensor": lambda: [
+        v2.ToDtype(torch.float16, scale=True),
+        v2.ToDtype({tv_tensors.Image: torch.float32, tv_tensors.BoundingBoxes: torch.float32, "others": None}),
+    ],
+    "resizes of a tensor": lambda: [v2.Resize(20, EXACT), v2.RandomResizedCrop(24, interpolation=EXACT)],
+}
+
+
+def _everything(image: Image.Image) -> tuple[Any, ...]:
+    """Masks, boxes and points of several dtypes, and what transforms leave alone."""
+    masks = [tv_tensors.Mask(_mask(image).to(kind)) for kind in (torch.uint8, torch.int64, torch.bool, torch.float32)]
+    boxes = [tv_tensors.wrap(_boxes(image).to(kind), like=_boxes(image)) for kind in (torch.int64, torch.float32)]
+    return image, {"masks": masks, "boxes": boxes, "points": _points(image)}, torch.arange(3), torch.rand(2), None, "a"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [*OF_IMAGES, *OF_TENSORS])
+def test_every_transform_with_a_step_moves_all_of_a_sample(name: str) -> None:
+    first = [v2.ToImage()] if name in OF_TENSORS else []
+    for transform in {**OF_IMAGES, **OF_TENSORS}[name]():
+        assert_stocks(v2.Compose([*first, transform]), _everything, range(3))
+
+
+def test_no_step_is_left_out() -> None:
+    names = {kind.__name__ for kind in STEPS if issubclass(kind, v2.Transform)}
+    assert names <= {*OF_IMAGES, *OF_TENSORS}
 
 
 @pytest.mark.parametrize("dims", [2, 3, 4])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -10,9 +11,13 @@ from types import ModuleType
 import pytest
 
 from torch_sink.cli.machine import DEVICES, costs, microseconds, modeled, name_of
-from torch_sink.cli.photos import make_photo
+from torch_sink.cli.photos import make_photo, photo_file
+from torch_sink.image.decode.jpeg_block import jpeg_file
+from torch_sink.image.decode.jpeg_header import read_jpeg_header
+from torch_sink.image.decode.source import EncodedSource
 from torch_sink.triton_kernels.jpeg import jpeg_variants
 from torch_sink.triton_kernels.rows import Kind
+from torch_sink.triton_kernels.shapes import LANE_SHAPES
 
 pytestmark = pytest.mark.once
 
@@ -30,8 +35,8 @@ def script() -> ModuleType:
     return kernel_counts
 
 
-def test_the_busiest_unit_gives_the_time(script: ModuleType) -> None:
-    device = script.DEVICES["H200"]
+def test_the_busiest_unit_gives_the_time(costs_script: ModuleType) -> None:
+    device = DEVICES["H200"]
     second = device.multiprocessors * device.gigahertz * 1e9  # cycles of all SMs
     for instructions, wavefronts, cycles in (
         ({"mov.b32": 4000, "bra": 4000}, 0, 2000),
@@ -43,23 +48,31 @@ def test_the_busiest_unit_gives_the_time(script: ModuleType) -> None:
         ({"add.s32": 4000, "add.rn.f32": 4000}, 0, 4000 * 32 / 64),
         ({"ld.global.b32": 4000}, 9000, 9000),
     ):
-        time = microseconds(script.work_of(instructions, wavefronts), device)
+        time = microseconds(costs_script.work_of(instructions, wavefronts), device)
         assert time == pytest.approx(1e6 * cycles / second), instructions
-
-
-def test_a_faster_device_takes_less(script: ModuleType) -> None:
-    for row in (*COUNTS["pipelines"], *COUNTS["decoder"]):
-        times = row["microseconds_an_image"]
-        assert times["A100"] > times["H200"] > times["B200"] > 0, row["name"]
 
 
 def test_the_record_holds_every_pipeline_and_every_kernel_of_the_decoder(script: ModuleType) -> None:
     assert [row["name"] for row in COUNTS["pipelines"]] == list(script.pipelines())
     kernels = {variant.kernel.__name__.removesuffix("_kernel").replace("_", " ") for variant in jpeg_variants(32)}
-    assert {row["name"] for row in COUNTS["decoder"]} == kernels | {"all"}
-    total = COUNTS["decoder"][-1]
-    for key in ("instructions_a_pixel", "wavefronts_a_pixel"):
-        assert sum(row[key] for row in COUNTS["decoder"][:-1]) == pytest.approx(total[key])
+    assert len(COUNTS["decoder"]) == len(LANE_SHAPES)
+    for decoder in COUNTS["decoder"]:
+        assert {row["name"] for row in decoder} == kernels | {"all"}
+        for key in ("instructions_a_pixel", "wavefronts_a_pixel"):
+            assert sum(row[key] for row in decoder[:-1]) == pytest.approx(decoder[-1][key])
+    shortest, *_, longest = COUNTS["decoder"]
+    assert shortest[-1]["instructions_a_pixel"] > longest[-1]["instructions_a_pixel"], "short lanes decode more twice"
+
+
+def test_generated_files_are_like_those_of_imagenet() -> None:
+    """Of 1,000 of its photographs 784 have chroma of full size; 120 of them have 110 kB on average."""
+    made = [photo_file(seed) for seed in range(16)]
+    assert sum(map(len, made)) / len(made) == pytest.approx(110_000, rel=0.1)
+    headers = [read_jpeg_header(data) for data in made]
+    files = [
+        jpeg_file(EncodedSource(data, "", header, header.mode)) for data, header in zip(made, headers, strict=True)
+    ]
+    assert sum(file.counts[1] == 3 for file in files) / len(files) == pytest.approx(0.784, abs=0.05)
 
 
 def test_counts_of_small_images(script: ModuleType) -> None:
@@ -104,7 +117,10 @@ def test_the_launches_of_the_decoder_are_those_that_it_makes(costs_script: Modul
 
 @pytest.mark.slow
 def test_the_record_is_as_counted(script: ModuleType) -> None:
-    made = script.count_all(COUNTS["images"])
-    for rows, recorded in ((made[key], COUNTS[key]) for key in ("pipelines", "decoder")):
-        for row, before in zip(rows, recorded, strict=True):
-            assert row["instructions_a_pixel"] == pytest.approx(before["instructions_a_pixel"], rel=0.1), row["name"]
+    folder = os.environ.get("TORCH_SINK_PHOTOS")
+    if COUNTS["files"]["given"] and not folder:
+        pytest.skip("the record is that of photographs, and TORCH_SINK_PHOTOS names none")
+    made = script.count_all(COUNTS["images"], Path(folder) if COUNTS["files"]["given"] else None)
+    tables = zip((made["pipelines"], *made["decoder"]), (COUNTS["pipelines"], *COUNTS["decoder"]), strict=True)
+    for row, before in (pair for rows in tables for pair in zip(*rows, strict=True)):
+        assert row["instructions_a_pixel"] == pytest.approx(before["instructions_a_pixel"], rel=0.1), row["name"]

@@ -13,15 +13,17 @@ from image.check import INTERPRETED, kernels_on
 from kernels import quick_interpreter
 from kernels.releases import is_oldest_torch
 
-# An interpreted kernel is slow, and so is one that is compiled first. The oldest supported release of torch runs one half
-# of the cases of a long list, all others the other half; `-m slow` runs the rest, and a device runs all.
-LONG_LISTS = (
+# An interpreted kernel is slow, and so is one that is compiled first. Of the cases of a parametrized test in these files
+# the oldest supported release of torch runs one quarter, all others another; `-m slow` runs the rest, and a device runs
+# all. Other tests run interpreted on the oldest release or on the others.
+LONG_FILES = (
     "test_batches.py",
     "test_pipelines.py",
     "test_uint8.py",
     "test_smooth.py",
     "test_stacks.py",
     "test_float_pipelines.py",
+    "test_jpeg.py",
     "test_jpeg_batches.py",
 )
 
@@ -36,10 +38,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_itemcollected(item: pytest.Item) -> None:
     if not INTERPRETED:
         item.add_marker("cuda")
-    if not INTERPRETED and "HALF_OF_LONG_LISTS" not in os.environ:
+    if not INTERPRETED and "QUARTER_OF_LONG_FILES" not in os.environ:
         return
-    in_long_list = item.path.name in LONG_LISTS and hasattr(item, "callspec")
-    if in_long_list and zlib.crc32(item.name.encode()) % 2 != is_oldest_torch():
+    if item.path.name not in LONG_FILES:
+        return
+    drawn = zlib.crc32(item.name.encode())
+    if not hasattr(item, "callspec"):
+        item.add_marker("once" if drawn % 2 else "once_on_oldest")
+    elif drawn % 4 != is_oldest_torch():
         item.add_marker("slow")
 
 

@@ -36,7 +36,7 @@ def test_workers_decode_nothing_and_batches_equal_stock(
         made = epochs_of(dataset, **loader)[:2]
         seen = what_workers_did(tmp_path, jpegs(photos, train_transform()), workers, start_method)
         for (images, targets), (stock_images, stock_targets) in zip(made, expected, strict=True):
-            assert isinstance(images, LazyBatch)
+            assert type(images) is LazyBatch
             assert_same_bits(images.to(device_in_use()).cpu(), stock_images)
             assert torch.equal(targets, stock_targets)
     assert seen == [{"decodes": 0, "cuda": False, "kernels": False}] * workers

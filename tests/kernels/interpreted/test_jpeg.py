@@ -39,8 +39,10 @@ from torch_sink.image.decode.jpeg_decoder import JpegDecoder
 from torch_sink.image.decode.proof import JPEG_KERNELS
 from torch_sink.image.decode.providers import decode_sources
 from torch_sink.image.decode.source import Box, EncodedSource, encoded_source
-from torch_sink.triton_kernels.shapes import LANE_SHAPES
+from torch_sink.triton_kernels.shapes import LANE_SHAPES, LaneShape
 
+BENCHMARKS = Path(__file__).resolve().parents[3] / "examples" / "benchmarks"
+LONG, SHORT = LANE_SHAPES[-1], LaneShape(64, 64, 1)
 SIZES = [(1, 1), (3, 17), (8, 8), (5, 33), (33, 31)]
 
 
@@ -141,9 +143,33 @@ def test_whole_photographs(photos: Path) -> None:
         if header.scan is not None:
             by_sampling.setdefault((header.mode, header.scan.sampling), path.read_bytes())
     assert by_sampling
-    # The lanes of large batches: the interpreter's own are short, and may agree too late in a large file.
     with mock.patch.object(jpeg_tables, "choose_lane_shape", return_value=LANE_SHAPES[-1]):
         assert check_files(list(by_sampling.values()), device_in_use()) == []
+
+
+def check_late(data: bytes, shape: LaneShape) -> None:
+    with mock.patch.object(jpeg_tables, "choose_lane_shape", return_value=shape._replace(rounds=1)):
+        assert check_files([data], device_in_use()) == []
+
+
+def test_a_file_whose_lanes_agree_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not go to Pillow for that."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from jpeg_rounds import count_rounds, opened
+
+    made = jpeg(16, 8, "4:4:4", content="noise", quality=100)
+    assert len(count_rounds([opened(made)], SHORT)) >= 40
+    check_late(made, SHORT)
+
+
+@pytest.mark.slow
+def test_the_photograph_whose_lanes_agree_last(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from jpeg_rounds import count_rounds, opened
+
+    contents = (path.read_bytes() for path in sorted(photos.rglob("*.[jJ][pP]*[gG]")))
+    late = max((file for data in contents if (file := opened(data))), key=lambda file: len(count_rounds([file], LONG)))
+    check_late(late.source.data, LONG)
 
 
 def test_boxes() -> None:

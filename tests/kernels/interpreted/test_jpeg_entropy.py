@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -15,16 +16,21 @@ from kernels.jpeg_cases import (
     decode_files,
     encode,
     golden_coefficients,
+    new_decoder,
     noise,
     open_clean_files,
     open_file,
+    pack_files,
     photo,
+    results,
+    stripes,
 )
 from kernels.jpeg_golden import Damaged
 from torch_sink.image.decode.jpeg_block import JpegFile
 from torch_sink.triton_kernels.jpeg import entropy
 from torch_sink.triton_kernels.shapes import LANE_SHAPES, LaneShape
 
+BENCHMARKS = Path(__file__).resolve().parents[3] / "examples" / "benchmarks"
 CLEAN = open_clean_files()
 DAMAGED = damaged_files(90, seed=0)
 
@@ -74,10 +80,42 @@ def test_several_programs() -> None:
     assert not any(check(*pair) for pair in zip(files, found, strict=True))
 
 
+# Files whose lanes agree one after the other: full blocks, and blocks that all look alike.
+LATE = {
+    "noise": encode(noise(16, 8), quality=100, subsampling="4:4:4"),
+    "noise, 4:2:0": encode(noise(16, 16), quality=100),
+    "stripes, 4:2:0": encode(stripes(96, 96), quality=90, subsampling="4:2:0"),
+}
+
+
+@pytest.mark.once
+def test_lanes_that_agree_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each needs 40 rounds and more; after a few for all files it goes on until its lanes agree."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from jpeg_rounds import count_rounds
+
+    late = [open_file(data) for data in LATE.values()]
+    shape = LaneShape(64, 64, 3)
+    counted = count_rounds(late, shape)
+    assert ((counted > 0).sum(axis=0) >= 40).all()
+    # Several segments of a file, of which some go on; and a file that has agreed.
+    restarted = open_file(encode(noise(16, 24), quality=100, restart_marker_blocks=2))
+    easy = open_file(encode(photo(17, 9), quality=5))
+    for files in (late, [restarted, easy]):
+        batch, inputs = pack_files(files, shape.bits)
+        decoder = new_decoder(batch, inputs, shape)
+        decoder.decode_coefficients()
+        assert not any(check(*pair) for pair in zip(files, results(decoder, batch), strict=True))
+        if files is late:
+            in_rounds = decoder._entropy.counts[:, 0].tolist()
+            assert in_rounds == counted[: shape.rounds + 1].sum(axis=1).tolist()
+
+
 def test_lanes_that_do_not_agree_are_noticed() -> None:
     hard = open_file(encode(noise(24, 24), quality=90))
     easy = open_file(encode(photo(17, 9), quality=5))
-    found = decode_files([hard, easy], LaneShape(128, 128, 1))
+    with mock.patch.object(entropy, "_settle"):
+        found = decode_files([hard, easy], LaneShape(128, 128, 1))
     assert found[0].status & COLUMN["NOT_CONVERGED"]
     assert not check(easy, found[1])
 

@@ -13,6 +13,7 @@ from image.cases import CORE, rgb_images
 from image.check import check_pipeline, device_in_use
 from image.parity import ImageKind, measure, promise_of
 from torchvision.transforms import InterpolationMode
+from torchvision.transforms.v2.functional import _geometry
 
 from torch_sink.image.core import lowering
 from torch_sink.image.core.examples import REFERENCES
@@ -23,6 +24,7 @@ from torch_sink.image.run import device
 from torch_sink.triton_kernels.stages import stage
 
 
+@pytest.mark.halved
 @pytest.mark.parametrize("reference", REFERENCES)
 def test_promises_are_kept(reference: str) -> None:
     parity = measure([ImageKind("RGB", 11, 17)], references=[reference], device=device_in_use())
@@ -51,6 +53,7 @@ def test_promises_are_kept_at_the_size_of_photographs(reference: str) -> None:
 # --- negative controls
 
 
+@pytest.mark.once
 def test_a_wrong_bit_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     stock = stage.run_stage
 
@@ -63,6 +66,7 @@ def test_a_wrong_bit_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _broken("v1 uint8") >= {"crop"}  # the first of its batch
 
 
+@pytest.mark.once_on_oldest
 def test_a_wrong_entry_of_a_table_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     stock = lowering.value_planes
 
@@ -153,6 +157,8 @@ def _broken(reference: str) -> set[str]:
 
 
 _BILINEAR, _NEAREST = InterpolationMode.BILINEAR, InterpolationMode.NEAREST
+# Where stock code resizes bytes as bytes; torchvision 0.23 does not on processors with AVX512.
+_OF_BYTES = (0, 1) if _geometry._do_native_uint8_resize_on_cpu(_BILINEAR) else (1, 0.99)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +168,7 @@ _BILINEAR, _NEAREST = InterpolationMode.BILINEAR, InterpolationMode.NEAREST
         (Op("pil.resize", ((3, 4), 3)), False, 0, 1), (Op("pil.transform", ((3, 4), 0, (), 2, None)), False, 0, 1),
         (Op("v2.gaussian_blur", ((3, 5), (1.0, 1.0))), False, 1, 0.99), (Op("augmix", ((), torch.uint8)), False, math.inf, 0.99),
         (Op("v2.adjust_brightness", (1.5,)), False, 0, 1), (Op("v2.equalize"), False, 0, 1),
-        (Op("v2.resize", ((3, 4), _BILINEAR, True)), False, 0, 1), (Op("v1.resize", ((3, 4), _BILINEAR, True)), False, 1, 0.99),
+        (Op("v2.resize", ((3, 4), _BILINEAR, True)), False, *_OF_BYTES), (Op("v1.resize", ((3, 4), _BILINEAR, True)), False, 1, 0.99),
         (Op("v1.adjust_hue", (0.1,)), False, 1, 0.999), (Op("v1.affine", ((), "bilinear", None)), False, 1, 0.99),
         (Op("v2.rotate", (1.0, False, None, None, "nearest", None)), False, math.inf, 0.99),
         (Op("v2.adjust_sharpness", (1.5,)), True, 4e-6, 0), (Op("v2.affine", ("bilinear", None)), True, 1e-4, 0),

@@ -68,7 +68,7 @@ def train_plain(kind: str, accumulate: int) -> tuple[nn.Module, list[float]]:
     model = wrap(make_model(), kind)
     optimizer, losses = make_optimizer(model), []
     for step, (inputs, targets) in enumerate(own_part(global_batches())):
-        last = (step + 1) % accumulate == 0
+        last = (step + 1) % accumulate == 0 or step + 1 == STEPS
         if step % accumulate == 0:
             optimizer.zero_grad()
         if kind != "ddp":
@@ -86,7 +86,8 @@ def train_plain(kind: str, accumulate: int) -> tuple[nn.Module, list[float]]:
     return model, losses
 
 
-def compare(kind: str, accumulate: int) -> dict[str, float]:
+def compare(kind: str, accumulate: int, *, stream: bool = False) -> dict[str, float]:
+    """With a `stream` nobody knows which batch is the last one, for which gradients have to be exchanged."""
     model = wrap(make_model(), kind)
     loop = StepLoop(
         model,
@@ -96,7 +97,8 @@ def compare(kind: str, accumulate: int) -> dict[str, float]:
         accumulate=accumulate,
         clip_grad_norm=1.0,
     )
-    history = loop.run(own_part(global_batches()))
+    batches = own_part(global_batches())
+    history = loop.run((lambda: iter(batches)) if stream else batches)
     plain, losses = train_plain(kind, accumulate)
     single = make_model()
     optimizer = make_optimizer(single)
@@ -104,7 +106,7 @@ def compare(kind: str, accumulate: int) -> dict[str, float]:
         if step % accumulate == 0:
             optimizer.zero_grad()
         (functional.cross_entropy(single(inputs), targets) / accumulate).backward()
-        if (step + 1) % accumulate == 0:
+        if (step + 1) % accumulate == 0 or step + 1 == STEPS:
             nn.utils.clip_grad_norm_(single.parameters(), 1.0)
             optimizer.step()
     return {
@@ -113,6 +115,17 @@ def compare(kind: str, accumulate: int) -> dict[str, float]:
         "losses": (history.losses - torch.tensor(losses)).abs().max().item(),
         "syncs": history.host_syncs,
     }
+
+
+def fsdp_averages() -> bool:
+    """Whether plain PyTorch averages the gradients of a sharded model here; torch 2.8 adds them up over gloo."""
+    whole, sharded = make_model(), wrap(make_model(), "fsdp")
+    (inputs, targets), *_ = global_batches()
+    functional.cross_entropy(whole(inputs), targets).backward()
+    (inputs, targets), *_ = own_part(global_batches())
+    functional.cross_entropy(sharded(inputs), targets).backward()
+    found, expected = (next(model.parameters()).grad for model in (sharded, whole))
+    return torch.allclose(found.full_tensor(), expected, atol=1e-5)
 
 
 def overflow_on_one_rank(kind: str) -> dict[str, Any]:
@@ -174,6 +187,17 @@ def resume(kind: str, directory: Path) -> dict[str, Any]:
     }
 
 
+def ends_inside_a_window(kind: str, directory: Path) -> list[str]:
+    """The checkpoints of two trainings of 3 steps, 2 for each update."""
+    for _ in range(2):
+        model = wrap(make_model(), kind)
+        loop = StepLoop(model, functional.cross_entropy, make_optimizer(model), accumulate=2)
+        when = CheckpointConfig(save_checkpoint_steps=2)
+        saving = ModelCheckpoint(f"cut {kind}", directory / "cut", when)
+        loop.run(own_part(global_batches()), max_steps=3, callbacks=[saving])
+    return sorted(path.name for path in (directory / "cut").glob(f"cut {kind}-*"))
+
+
 def with_norm(model: nn.Sequential) -> nn.Sequential:
     """The model with BatchNorm, whose statistics differ from rank to rank."""
     return model.insert(1, nn.BatchNorm1d(16))
@@ -188,6 +212,24 @@ def uneven() -> str:
     try:
         loop.run(batches)
     except ValueError as error:
+        return str(error)
+    return "ran"
+
+
+class Announced(list[Any]):
+    """Batches that announce more than there are."""
+
+    def __len__(self) -> int:
+        return super().__len__() + 2
+
+
+def shorter_than_announced() -> str:
+    """The last step of the epoch was not taken for one, so its gradients were not exchanged."""
+    model = wrap(make_model(), "ddp")
+    loop = StepLoop(model, functional.cross_entropy, make_optimizer(model), accumulate=3)
+    try:
+        loop.run(Announced(own_part(global_batches())))
+    except SinkError as error:
         return str(error)
     return "ran"
 
@@ -221,13 +263,17 @@ def low_precision(level: str) -> dict[str, Any]:
 
 
 def cases(directory: Path) -> None:
-    results: dict[str, Any] = {}
+    results: dict[str, Any] = {"fsdp averages": fsdp_averages()}
     for kind in ("ddp", "fsdp"):
         for accumulate in (1, 2):
             results[f"{kind} {accumulate}"] = compare(kind, accumulate)
         results[f"{kind} overflow"] = overflow_on_one_rank(kind)
         results[f"{kind} resume"] = resume(kind, directory)
+        results[f"{kind} cut"] = ends_inside_a_window(kind, directory)
+        results[f"{kind} 3"] = compare(kind, 3)
+        results[f"{kind} 3 stream"] = compare(kind, 3, stream=True)
     results["fsdp parts 2"] = compare("fsdp parts", 2)
+    results["shorter"] = shorter_than_announced()
     results["uneven"] = uneven()
     results["refusal"] = refusal()
     results |= {level: low_precision(level) for level in ("O2", "O3")}

@@ -6,23 +6,34 @@ marked with `case`.
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import math
 import os
+import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from PIL import Image
 from torch import Tensor, distributed, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset
 
 from tests.loop.reference import make_batches, make_model
+from torch_sink.common.integrations import warn_if_unsharded
+from torch_sink.errors import SinkError
 from torch_sink.loop import (
     Callback,
     CheckpointConfig,
@@ -33,10 +44,15 @@ from torch_sink.loop import (
     Model,
     ModelCheckpoint,
     OnRequestExit,
+    ProgressBar,
     ReduceLROnPlateau,
     StepLoop,
+    SummaryCollector,
+    TimeMonitor,
 )
-from torch_sink.loop.metrics import Loss, TopK
+from torch_sink.loop.metrics import Accuracy, Loss, MeanIoU
+from torch_sink.sink import SinkLoader
+from torch_sink.tracing import timeline
 
 EPOCHS = 6
 CASES: dict[str, Callable[..., Any]] = {}
@@ -103,7 +119,14 @@ class Recall:
 
 
 def all_metrics() -> dict[str, Any]:
-    return {"accuracy": TopK(1), "top5": TopK(2), "loss": Loss(), "correct": Correct(), "recall": Recall()}
+    return {
+        "accuracy": Accuracy(1),
+        "top5": Accuracy(2),
+        "miou": MeanIoU(),
+        "loss": Loss(),
+        "correct": Correct(),
+        "recall": Recall(),
+    }
 
 
 def make(rate: float = 0.5, **options: Any) -> Model:
@@ -211,7 +234,7 @@ class HitsOfEachClass:
 @case
 def empty_share_of_an_own_metric(directory: Path) -> Any:
     """Rank 1 has no batch, and so does not know that a metric gives more than one number."""
-    metrics = {"hits": HitsOfEachClass(), "accuracy": TopK(1)}
+    metrics = {"hits": HitsOfEachClass(), "accuracy": Accuracy(1)}
     network = nn.parallel.DistributedDataParallel(make_model())
     results = Model(network, functional.cross_entropy, metrics=metrics).eval(valid_batches() if rank() != 1 else [])
     hits = results["hits"]
@@ -229,7 +252,7 @@ def plateau(directory: Path) -> Any:
     results, runs = Results(), []
     for sink_mode in (True, False):
         model = make()
-        callbacks = [results, ReduceLROnPlateau(monitor="eval_loss", patience=0, min_delta=0.05, factor=0.5)]
+        callbacks = [results, ReduceLROnPlateau(patience=0, threshold=0.05, threshold_mode="abs", factor=0.5)]
         history = model.fit(EPOCHS, train_batches(), valid_batches(), callbacks=callbacks, dataset_sink_mode=sink_mode)
         runs.append(outcome(model, history))
     return {"runs": runs, "results": results.seen}
@@ -334,6 +357,125 @@ def checkpoints_by_the_clock(directory: Path) -> Any:
     return {**outcome(model, history), "saved": sorted(path.name for path in directory.glob("clock-*"))}
 
 
+@contextmanager
+def heard() -> Iterator[dict[str, Any]]:
+    """What each rank prints and warns of inside, by rank."""
+    said: dict[str, Any] = {}
+    out, err, records = io.StringIO(), io.StringIO(), list[str]()
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("torch_sink")
+    logger.addHandler(handler)
+    try:
+        with redirect_stdout(out), redirect_stderr(err), warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield said
+    finally:
+        logger.removeHandler(handler)
+    records += [str(one.message) for one in caught]
+    mine = {"printed": out.getvalue().splitlines(), "shown": err.getvalue().strip(), "warned": records}
+    ranks: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(ranks, mine)
+    said.update({kind: [one[kind] for one in ranks] for kind in mine})
+
+
+def files_under(folder: Path) -> list[str]:
+    distributed.barrier()
+    return sorted(path.suffix or path.name.split(".")[0] for path in folder.rglob("*") if path.is_file())
+
+
+def monitors(directory: Path, **options: Any) -> list[Callback]:
+    shown = [LossMonitor(2, **options), TimeMonitor(**options), ProgressBar(**options)]
+    return [*shown, SummaryCollector(directory / "summaries" / (f"{rank()}" if options else ""), **options)]
+
+
+@case
+def speech(directory: Path) -> Any:
+    """Everything that prints, warns or writes, by rank 0 alone; then what is asked of every rank."""
+    network = nn.parallel.DistributedDataParallel(make_model())
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.0)
+    loop = StepLoop(network, functional.cross_entropy, optimizer, steps_per_sync=2)
+    deciding = [EarlyStopping("accuracy", verbose=True, patience=2), ReduceLROnPlateau(verbose=True, patience=0)]
+    evaluation = Evaluation(valid_batches(), {"accuracy", "top5"})
+    network.eval()
+    with heard() as alone:
+        loop.resume(directory / "nothing", train_batches())
+        unheard = LambdaCallback()
+        unheard.on_epoch = print  # type: ignore[attr-defined]
+        callbacks = [*monitors(directory), evaluation, *deciding, Misnamed()]
+        loop.run(train_batches(), epochs=5, callbacks=callbacks, timeline=directory / "pages" / "run.html")
+        loop.run(train_batches(), callbacks=[EarlyStopping("accuracy"), EarlyStopping("eval_loss")])
+        loop.save(directory / "saved")
+        loop.resume(directory / "saved")
+        loop.run(train_batches())
+        Model(network, functional.cross_entropy, metrics={"own": KnowsNoRanks()}).eval(valid_batches())
+    files = files_under(directory / "summaries"), files_under(directory / "pages")
+    with heard() as together:
+        loop.run(train_batches(), epochs=2, callbacks=monitors(directory, every_rank=True))
+        with timeline(directory / "pages" / f"run-{rank()}.html", every_rank=True):
+            pass
+    return {
+        "alone": alone,
+        "files": files,
+        "together": {kind: [len(one) for one in ranks] for kind, ranks in together.items()},
+        "in front": [[line.split(":")[0] for line in lines] for lines in together["printed"]],
+        "files together": (files_under(directory / "summaries"), files_under(directory / "pages")),
+    }
+
+
+class KnowsNoRanks(Correct):
+    """Of a type that no other case has warned of."""
+
+
+class Misnamed(Callback):
+    def on_epoch_end(self, run_context: Any) -> None:
+        """No event."""
+
+
+class Broken(Dataset[Any]):
+    """Rank 1 has a broken file in its share."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        if rank() == 1 and index == 2:
+            return Image.open(io.BytesIO(b"no image"))
+        return torch.zeros(3), 1
+
+
+@case
+def speech_of_loaders(directory: Path) -> Any:
+    """What one rank has met comes from that rank, with its number; what all meet from rank 0."""
+
+    def loader(workers: int) -> SinkLoader:
+        generator = torch.Generator().manual_seed(0)
+        return SinkLoader(DataLoader(Broken(), 2, num_workers=workers, generator=generator), on_decode_error="skip")
+
+    with heard() as said, loader(0) as here, loader(1) as resumed:
+        list(here)
+        resumed.load_state_dict(here.state_dict())
+        state = {"accelerate.state": SimpleNamespace(PartialState=SimpleNamespace(_shared_state={"num_processes": 2}))}
+        with patch.dict(sys.modules, state):
+            warn_if_unsharded(here.loader)
+    return said
+
+
+@case
+def different_checkpoints(directory: Path) -> Any:
+    """Each rank looks into a folder of its own, as on a disk that the machines do not share."""
+    model = make()
+    own = directory / f"of-{rank()}"
+    model.loop.save(directory, train_batches())
+    if rank() == 0:
+        shutil.copytree(directory / "CKP-00000000", own / "CKP-00000000")
+    distributed.barrier()
+    try:
+        model.loop.resume(own)
+    except SinkError as error:
+        return str(error).split(": ", 1)[1]
+
+
 def metrics_of_torchmetrics(directory: Path) -> Any:
     """They reduce themselves, each in its own way."""
     from torchmetrics import MetricCollection
@@ -341,7 +483,7 @@ def metrics_of_torchmetrics(directory: Path) -> Any:
 
     def metrics() -> dict[str, Any]:
         several = MetricCollection([MulticlassF1Score(5), MulticlassAccuracy(5, average="micro")])
-        return {"area": MulticlassAUROC(5), "several": several, "accuracy": TopK(1)}
+        return {"area": MulticlassAUROC(5), "several": several, "accuracy": Accuracy(1)}
 
     network = nn.parallel.DistributedDataParallel(make_model())
     results = Model(network, functional.cross_entropy, metrics=metrics()).eval(valid_batches())

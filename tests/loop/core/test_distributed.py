@@ -45,12 +45,30 @@ def results(job: tuple[subprocess.CompletedProcess[str], Path]) -> dict[str, Any
     return first
 
 
-@pytest.mark.parametrize("case", ["ddp 1", "ddp 2", "fsdp 1", "fsdp 2", "fsdp parts 2"])
+@pytest.mark.parametrize("case", ["ddp 1", "ddp 2", "ddp 3", "fsdp 1", "fsdp 2", "fsdp 3", "fsdp parts 2"])
 def test_equals_a_plain_distributed_loop(results: dict[str, Any], case: str) -> None:
     assert results[case]["parameters"] == 0
     assert results[case]["losses"] < 1e-6
-    assert results[case]["single"] < 1e-4
+    if "fsdp" not in case or results["fsdp averages"]:
+        assert results[case]["single"] < 1e-4
     assert results[case]["syncs"] == 3
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_a_stream_ends_its_last_window_on_all_ranks(results: dict[str, Any], kind: str) -> None:
+    """Gradients are exchanged after each batch, which rounds in another order than after the last one."""
+    case = results[f"{kind} 3 stream"]
+    assert case["parameters"] < 1e-5
+    if kind != "fsdp" or results["fsdp averages"]:
+        assert case["single"] < 1e-4
+    assert case["losses"] < 1e-6
+
+
+def test_a_window_whose_gradients_were_not_exchanged_is_no_update(results: dict[str, Any]) -> None:
+    assert (
+        "an epoch of 10 batches, as len() of the loader says, ended after 8, inside an accumulation of 3"
+        in (results["shorter"])
+    )
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
@@ -64,6 +82,15 @@ def test_resume_is_bit_identical(results: dict[str, Any], kind: str) -> None:
     assert results[f"{kind} resume"] == expected
 
 
+def test_the_end_of_a_run_is_saved_where_it_can_be_and_nothing_of_another_training_is_lost(
+    results: dict[str, Any],
+) -> None:
+    """A sharded model keeps the gradients of an unfinished accumulation to itself."""
+    both = [[f"cut {kind}-{step:08d}" for step in steps] for kind, steps in (("ddp", (2, 3)), ("fsdp", (2,)))]
+    assert results["ddp cut"] == [name + end for name in both[0] for end in ("", ".older1")]
+    assert results["fsdp cut"] == [name + end for name in both[1] for end in ("", ".older1")]
+
+
 def test_epochs_of_different_lengths_are_refused(results: dict[str, Any]) -> None:
     assert "an epoch has 3 steps on one rank and 4 on another" in results["uneven"]
 
@@ -75,6 +102,8 @@ def test_what_needs_whole_parameters_is_refused_for_a_sharded_model(results: dic
 @pytest.mark.parametrize("level", ["O2", "O3"])
 def test_sharded_models_train_in_low_precision(results: dict[str, Any], level: str) -> None:
     case = results[level]
+    if not results["fsdp averages"]:
+        pytest.skip("this torch adds up the gradients of sharded models over gloo, so they train in another way")
     assert case["losses"] < 1e-5
     assert case["parameters"] < 1e-5
     assert 1e-4 < case["rounding"] < 0.05, "it is low precision"

@@ -127,6 +127,54 @@ def test_checkpoints_by_the_clock_are_written_together(first: dict[str, Any]) ->
     assert first["checkpoints_by_the_clock"]["saved"] == ["clock-00000003", "clock-00000006", "clock-00000009"]
 
 
+def test_rank_0_speaks_and_writes_for_all(first: dict[str, Any]) -> None:
+    said = first["speech"]["alone"]
+    for kind in ("printed", "shown", "warned"):
+        assert said[kind][0]
+        assert not any(said[kind][1:]), kind
+    begins = {" ".join(line.split()[:3]) for line in said["printed"][0]}
+    assert {"epoch: 1 step:", "Eval result: epoch", "Train epoch time:", "early stopping after"} <= begins
+    assert "6/" in said["shown"][0], "the progress bar"
+    for text in (
+        "there is no complete checkpoint",
+        "Misnamed.on_epoch_end is no event",
+        "the model is in eval mode",
+        "top5 says nothing",
+        "nothing evaluates monitor='accuracy'",
+        "monitor 'eval_loss' had no value",
+        "nothing was trained",
+        "metrics of type KnowsNoRanks cannot be added up",
+    ):
+        assert any(text in line for line in said["warned"][0]), text
+    summaries, pages = first["speech"]["files"]
+    assert len(summaries) == 1
+    assert pages == [".html", ".json", ".png"]
+
+
+def test_every_rank_speaks_and_writes_where_it_is_asked(first: dict[str, Any], ranks: list[Any]) -> None:
+    speech = first["speech"]
+    assert all(speech["together"]["printed"])
+    assert all(speech["together"]["shown"])
+    assert [set(lines) for lines in speech["in front"]] == [{f"rank {rank}"} for rank in range(len(ranks))]
+    summaries, pages = speech["files together"]
+    assert (len(summaries), len(pages)) == (1 + len(ranks), 3 + 3 * len(ranks))
+
+
+def test_a_loader_warns_on_rank_0_and_of_a_broken_file_on_the_rank_that_met_it(first: dict[str, Any]) -> None:
+    on_first, on_second, *others = first["speech_of_loaders"]["warned"]
+    assert sorted(line.split(":")[0] for line in on_first) == [
+        "each of the 2 processes reads all samples",
+        "the state was taken with num_workers=0, this loader has 1",
+    ]
+    (broken,) = on_second
+    assert broken.startswith("rank 1: 1 samples skipped")
+    assert not any(others)
+
+
+def test_ranks_that_find_different_checkpoints_raise(first: dict[str, Any]) -> None:
+    assert first["different_checkpoints"].startswith("rank 0 CKP-00000000, rank 1 none")
+
+
 @pytest.mark.slow
 def test_metrics_of_torchmetrics_reduce_themselves(tmp_path: Path) -> None:
     pytest.importorskip("torchmetrics")

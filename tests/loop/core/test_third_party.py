@@ -90,6 +90,30 @@ def test_trains_as_the_library_does_and_resumes(kind: str, tmp_path: Path) -> No
         assert torch.equal(mine, plain)
 
 
+def test_the_short_window_at_an_epochs_end_is_accelerates() -> None:
+    """Seven batches of an epoch, accumulated by four: the loss is divided by four, and the last three have an update."""
+    library = pytest.importorskip("accelerate")
+
+    def prepared_parts(steps: int) -> Any:
+        accelerator = library.Accelerator(cpu=True, gradient_accumulation_steps=steps)
+        return accelerator, accelerator.prepare(*parts())
+
+    accelerator, (model, optimizer, loader, scheduler) = prepared_parts(4)
+    for _ in range(2):
+        for inputs, targets in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(functional.cross_entropy(model(inputs), targets))
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+    library.state.GradientState._reset_state()
+    _, (ours, own_optimizer, loader, own_scheduler) = prepared_parts(1)
+    options = {"scheduler": own_scheduler, "schedule": "step", "accumulate": 4}
+    StepLoop(ours, functional.cross_entropy, own_optimizer, **options).run(loader, epochs=2)
+    assert all(map(torch.equal, ours.parameters(), model.parameters()))
+    assert own_scheduler.scheduler.last_epoch == scheduler.scheduler.last_epoch == 4
+
+
 class Wrapper:
     """The shape of both libraries' optimizers."""
 

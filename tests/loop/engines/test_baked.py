@@ -18,6 +18,8 @@ from torch_sink.amp import DynamicLossScaler
 from torch_sink.loop import StepLoop
 from torch_sink.loop.engines.memory import fingerprint
 
+pytestmark = pytest.mark.halved
+
 
 def compare_after(change: Any, make: Any = Wrapped, **options: Any) -> StepLoop:
     """Train with a change after step 8, as the plain loop does."""
@@ -148,7 +150,8 @@ def test_buffers_that_are_replaced_in_every_step_are_not_captured(fake_cuda: Fak
 def test_a_module_in_the_place_of_another_is_seen_where_it_takes_its_memory_too() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step: Any = SimpleNamespace(update=SimpleNamespace(parameters=[*model.parameters()]), static_gradients=False)
+    update = SimpleNamespace(parameters=[*model.parameters()], average=None)
+    step: Any = SimpleNamespace(update=update, static_gradients=False, reduces_always=False)
     before, place = fingerprint(model, step, optimizer, set()), id(model[1])
     model._modules["1"] = None
     others = [nn.GELU()]

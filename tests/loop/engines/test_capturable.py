@@ -25,6 +25,8 @@ from torch_sink.loop.engines.memory import Places, address
 from torch_sink.loop.step.optimizers import make_capturable
 from torch_sink.sink import SinkLoader
 
+pytestmark = pytest.mark.halved
+
 
 @pytest.fixture
 def mesh(fake_cuda: FakeCuda) -> Iterator[Any]:

@@ -25,6 +25,8 @@ from torch_sink.loop.engines import jit as compiler
 from torch_sink.loop.engines.jit import jit_with
 from torch_sink.loop.evaluation import monitored
 
+pytestmark = pytest.mark.halved
+
 COMPILED = {"mode": "compile", "steps_per_sync": 7}
 OPTIMIZERS: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], float]] = {
     "SGD": (lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), 1e-8),
@@ -252,23 +254,67 @@ def test_without_a_compiler_steps_are_eager() -> None:
     assert "no working C++ compiler" in loop.explain()
 
 
-def test_a_failing_compilation_falls_back_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def compiled_graphs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Graphs that Inductor was given; they run as they are. What is put in first are faults: "" is none."""
+    faults: list[str] = []
+    compile_fx, given = imported("torch._inductor.compile_fx"), []
+
+    def compile_inner(graph: fx.GraphModule, inputs: Any, **options: Any) -> Any:
+        given.append(graph)
+        if len(given) <= len(faults) and faults[len(given) - 1]:
+            raise RuntimeError(faults[len(given) - 1])
+        return imported("torch._functorch.aot_autograd").make_boxed_func(graph.forward)
+
+    monkeypatch.setattr(compile_fx, "compile_fx_inner", compile_inner)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    return faults
+
+
+@pytest.mark.parametrize(
+    ("at", "sizes"),
+    [(0, (8,)), (1, (8,)), (3, (8, 4)), (2, (8, 8))],
+    ids=["the forward pass", "the backward pass", "the backward pass of a second shape", "after BatchNorm was frozen"],
+)
+def test_a_failing_compilation_falls_back_and_nothing_is_lost(
+    compiled_graphs: list[str], at: int, sizes: tuple[int, ...], caplog: pytest.LogCaptureFixture
+) -> None:
     """BatchNorm's statistics and dropout's draws are those of an eager run."""
+    compiled_graphs[:] = [*at * [""], "no such kernel"]
+    loop, eager = make_loop(mode="compile"), make_loop(mode="eager")
+    can_undo = at % 2 == 0 or hasattr(imported("torch._functorch.config"), compiler._AHEAD)
+    for run, size in enumerate(sizes):
+        if run and size == 8:
+            loop.model[1].eval()
+            eager.model[1].eval()
+        batches, is_compiled = make_batches(4, size=size), at > 2 * run + 1
+        torch.manual_seed(5)
+        expected = eager.run(batches).losses
+        torch.manual_seed(5)
+        with uncached():
+            if not can_undo and not is_compiled:
+                with pytest.raises(RuntimeError, match="no such kernel") as failed:
+                    loop.run(batches)
+                assert "torch 2.11 or later can" in "".join(failed.value.__notes__)
+                return
+            history = loop.run(batches)
+        assert (history.compiled_steps, history.eager_steps) == ((4, 0) if is_compiled else (0, 4))
+        torch.testing.assert_close(history.losses, expected, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(loop.model[1].running_mean, eager.model[1].running_mean, rtol=1e-6, atol=1e-7)
+        assert torch.equal(loop.model[1].num_batches_tracked, eager.model[1].num_batches_tracked)
+    assert "compiling failed, so steps run in eager code: RuntimeError: no such kernel" in caplog.text
 
-    def fail(*arguments: Any, **options: Any) -> Any:
-        raise torch._dynamo.exc.BackendCompilerFailed(fail, RuntimeError("broken backend"))
 
-    compile_fx = imported("torch._inductor.compile_fx")
-    monkeypatch.setattr(compile_fx, "compile_fx", fail)
-    batches = make_batches(4)
-    torch.manual_seed(5)
+def test_a_later_run_with_batches_of_another_shape_is_compiled(compiled_graphs: list[str]) -> None:
+    """And the run after it, which is as the first one, finds its code again."""
     loop = make_loop(mode="compile")
-    losses = loop.run(batches).losses
-    torch.manual_seed(5)
-    eager = make_loop(mode="eager")
-    assert torch.equal(losses, eager.run(batches).losses)
-    assert torch.equal(loop.model[1].running_mean, eager.model[1].running_mean)
-    assert "compiling failed" in loop.explain()
+    with uncached():
+        counts = [loop.run(make_batches(4, size=size)) for size in (4, 8, 4)]
+    assert [history.compiled_steps for history in counts] == [4, 3, 3]
+    assert [history.eager_steps for history in counts] == [0, 1, 1], "what comes first is as before"
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+    assert "steps of the latest run: 0 captured, 3 compiled, 1 eager" in loop.explain()
 
 
 def test_graph_without_cuda_means_compile(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from torch_sink.amp import DynamicLossScaler
 from torch_sink.loop import JitConfig, LambdaCallback, StepLoop, no_host_sync
 from torch_sink.sink import SinkLoader
 
-pytestmark = pytest.mark.cuda(rehearsed=True)
+pytestmark = [pytest.mark.halved, pytest.mark.cuda(rehearsed=True)]
 # Asked for by deterministic cuBLAS, which reads it when it is used first.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
@@ -61,6 +61,7 @@ def test_captured_equals_uncaptured_with_the_same_flags(name: str, accumulate: i
     captured = make_loop(name, mode="graph", scheduler=cosine, steps_per_sync=7, accumulate=accumulate, dropout=0.0)
     history = captured.run(batches, epochs=2)
     assert "mode: graph" in captured.explain(), captured.explain()
+    assert 2 * history.captured_steps > history.steps, captured.explain()
     flags = ("fused", "foreach", "capturable")
     reference = make_loop(name, mode="eager", scheduler=cosine, steps_per_sync=7, accumulate=accumulate, dropout=0.0)
     for group, other in zip(reference.optimizer.param_groups, captured.optimizer.param_groups, strict=True):
@@ -162,6 +163,8 @@ def test_compiled_and_captured() -> None:
     history = loop.run(make_batches(30))
     assert "mode: graph" in loop.explain(), loop.explain()
     assert "compiling failed" not in loop.explain(), loop.explain()
+    assert history.eager_steps == 0, loop.explain()
+    assert history.captured_steps > 20, loop.explain()
     eager = make_loop(mode="eager", steps_per_sync=10, dropout=0.0).run(make_batches(30))
     assert history.losses[0].item() == pytest.approx(eager.losses[0].item(), rel=1e-4)
     torch.testing.assert_close(history.losses, eager.losses, rtol=0.05, atol=0.05)

@@ -14,6 +14,8 @@ from loop.reference import make_batches, make_model, plain_loop
 from torch_sink.loop import Evaluation, JitConfig, LambdaCallback, Model, StepLoop
 from torch_sink.sink import SinkLoader
 
+pytestmark = pytest.mark.halved
+
 MIB = 1 << 20
 UNCOMPILED = JitConfig(jit_level="O0", exc_mode="sink")
 EPOCH = [*make_batches(6), *make_batches(1, seed=9, size=7)]  # the last batch is short

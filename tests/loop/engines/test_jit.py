@@ -126,6 +126,13 @@ class Scaled:
         return inputs * self.factor
 
 
+def compiles_functional() -> bool:
+    """Whether `torch.compile` takes a function of torch.nn.functional itself; that of torch 2.8 runs it as it is."""
+    seen: list[Any] = []
+    torch.compile(nn.functional.relu, backend=lambda graph, inputs: seen.append(graph) or graph.forward)(X)
+    return bool(seen)
+
+
 def test_other_callables(graphs: list[Any]) -> None:
     calls: list[tuple[Callable[[Tensor], Tensor], Tensor]] = [
         (jit(functools.partial(torch.add, X)), X + X),
@@ -134,9 +141,9 @@ def test_other_callables(graphs: list[Any]) -> None:
         (jit(torch.sin), X.sin()),
         (jit(nn.functional.relu), X.relu()),
     ]
-    for index, (function, expected) in enumerate(calls, 1):
+    for function, expected in calls:
         assert torch.equal(function(X), expected)
-        assert len(graphs) == index
+    assert len(graphs) == len(calls) - (not compiles_functional())
     once = jit(lambda inputs: inputs - 1)
     assert jit(once) is once, "it is compiled already"
 
@@ -155,7 +162,7 @@ def test_data_sink_takes_a_module(graphs: list[Any]) -> None:
 @pytest.mark.parametrize("level", ["O0", "no compiler"])
 def test_nothing_is_compiled(graphs: list[Any], level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if level == "no compiler":
-        monkeypatch.setitem(jit.__globals__, "compiler_problem", lambda: "no C++ compiler")
+        monkeypatch.setattr(compiler, "compiler_problem", lambda: "no C++ compiler")
     arguments = {"jit_level": "O0"} if level == "O0" else {}
     model = Net()
     assert jit(model, **arguments) is model

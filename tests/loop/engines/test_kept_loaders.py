@@ -12,13 +12,15 @@ import torch
 from simulators.fake_cuda import FakeCuda
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset
 
 from loop.engines.test_on_fake_cuda import make_loop
 from loop.reference import make_batches, make_model, plain_loop
 from torch_sink.loop import Evaluation, LambdaCallback, Model, StepLoop
 from torch_sink.loop.core.batches import KEPT
 from torch_sink.sink import SinkLoader
+
+pytestmark = pytest.mark.halved
 
 
 class Noisy(Dataset[tuple[Tensor, int]]):
@@ -101,21 +103,6 @@ def test_each_run_sees_what_a_plain_loop_sees(made: list[SinkLoader], options: d
         expected.append(plain_loop(plain, functional.cross_entropy, optimizer, runs_of(loaders[1], [count]))[0])
     assert torch.equal(torch.cat(losses), torch.cat(expected))
     assert len(made) == 1
-
-
-def test_each_run_begins_with_the_first_pass() -> None:
-    sampler = DistributedSampler(Noisy(), num_replicas=2, rank=1)
-    epochs: list[int] = []
-    sampler.set_epoch = epochs.append
-    loop = make_cpu_loop()
-    for _ in range(2):
-        loop.run(DataLoader(Noisy(), 4, sampler=sampler), epochs=2)
-    epochs.clear()
-    loader = DataLoader(Noisy(), 4, sampler=sampler)
-    for _ in range(2):
-        loop.run(loader, epochs=2)
-    assert epochs == [0, 1, 0, 1]
-    loop.close()
 
 
 def make_cpu_loop() -> StepLoop:

@@ -25,6 +25,8 @@ from torch_sink.loop.engines.capture import CudaCapture
 from torch_sink.sink import SinkLoader
 from torch_sink.thread_waits import host_sync_allowed
 
+pytestmark = pytest.mark.halved
+
 UNCOMPILED = JitConfig(jit_level="O0", exc_mode="sink")
 OPTIMIZERS: dict[str, Any] = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
@@ -106,6 +108,39 @@ def test_a_longer_run_or_sink_is_not_captured_again(fake_cuda: FakeCuda) -> None
         assert fake_cuda.graphs_begun == begun
         loop.run(other)
         assert fake_cuda.graphs_begun == begun + 3, "only for the slots of another ring"
+    loop.close()
+
+
+def test_a_later_run_with_batches_of_another_size_is_captured(
+    fake_cuda: FakeCuda, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run and the next one over its loader, whose batches then grow."""
+    batches, given = [*make_batches(9, size=4), *make_batches(9)], []
+    loop = make_loop(steps_per_sync=4)
+    histories, ends = [], (5, 9, 18)
+    for begin, end in zip((0, *ends), ends, strict=False):
+        given[:] = batches[begin:end]
+        histories.append(loop.run(given))
+    assert [history.captured_steps for history in histories] == [2, 4, 6]
+    assert [history.eager_steps for history in histories] == [3, 0, 3], "one in the old way, one to settle, one trial"
+    assert all(history.captured_steps + history.eager_steps == history.steps for history in histories)
+    assert "steps of the latest run: 6 captured, 0 compiled, 3 eager; 1 had batches of another shape" in loop.explain()
+    assert len(loop.runner.engine._graphs) == 3, "those of the other size are gone"
+    losses = torch.cat([history.losses for history in histories])
+    torch.testing.assert_close(losses, plain("SGD", batches)[1], rtol=1e-5, atol=1e-6)
+    assert not caplog.records
+    loop.close()
+
+
+def test_a_run_whose_batches_have_many_shapes_says_that_it_was_not_captured(
+    fake_cuda: FakeCuda, caplog: pytest.LogCaptureFixture
+) -> None:
+    batches = [batch for size in (8, 3, 5, 8, 2, 6, 7, 4) for batch in make_batches(1, seed=size, size=size)]
+    loop = make_loop(steps_per_sync=4)
+    history = loop.run(batches)
+    assert (history.captured_steps, history.eager_steps) == (0, 8)
+    assert "of the run's 8 steps, 6 had batches of another shape" in caplog.text
+    assert "JitConfig(dynamic=True)" in caplog.text
     loop.close()
 
 
@@ -255,9 +290,9 @@ def test_a_scheduler_runs_ahead_while_the_device_works(fake_cuda: FakeCuda, monk
     loop = make_loop(steps_per_sync=4, scheduler=cosine)
     plan_on = loop.schedule.plan_on
 
-    def noted(steps: int, iteration: int) -> list[list[float]]:
+    def noted(steps: int) -> list[list[float]]:
         planned.append((loop.runner.engine._executed, steps))
-        return plan_on(steps, iteration)
+        return plan_on(steps)
 
     monkeypatch.setattr(loop.schedule, "plan_on", noted)
     loop.run(make_batches(9))
@@ -307,6 +342,58 @@ def test_all_slots_are_captured_at_the_first(fake_cuda: FakeCuda) -> None:
     with SinkLoader(make_batches(8), slots=4) as loader:
         loop.run(loader, callbacks=[note])
     assert begun == [4, 4], "in the fourth step, behind three of warm-up"
+    loop.close()
+
+
+class LooksBack(torch.autograd.Function):
+    """Looks at the gradient on the host: on CUDA in the thread in which autograd runs backward passes."""
+
+    @staticmethod
+    def forward(context: Any, inputs: Tensor) -> Tensor:
+        return inputs.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        assert gradient.sum().item() == gradient.sum().item(), "looked at"
+        return gradient
+
+
+class Looking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = make_model(dropout=0.0)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return LooksBack.apply(self.inner(inputs))
+
+
+def test_a_wait_in_the_backward_pass_is_found_by_the_trial(fake_cuda: FakeCuda) -> None:
+    loop, batches = make_loop(model=Looking().cuda(), steps_per_sync=4), make_batches(6)
+    history = loop.run(batches)
+    assert f"the host waits for the device at {__file__}:" in loop.explain()
+    assert fake_cuda.graphs_begun == 0
+    assert (history.captured_steps, history.eager_steps) == (0, 6)
+    torch.testing.assert_close(history.losses, plain("SGD", batches)[1], rtol=1e-5, atol=1e-6)
+    assert any(thread == fake_cuda.engine.name for thread, _, _ in fake_cuda.waits), "all others are in its thread"
+    inputs = torch.ones(2, device="cuda", requires_grad=True)
+    with no_host_sync(), pytest.raises(HostSyncError, match=f"{__file__}:"):
+        LooksBack.apply(inputs).sum().backward()
+    loop.close()
+
+
+def test_whoever_waits_for_the_device_sleeps(fake_cuda: FakeCuda) -> None:
+    """A thread that spins until the device is done takes a core from the data workers."""
+    loop = make_loop(steps_per_sync=4)
+    samples = [(x, y) for inputs, labels in make_batches(8) for x, y in zip(inputs, labels, strict=True)]
+    with SinkLoader(DataLoader(samples, batch_size=8, num_workers=1)) as loader:
+        loop.run(loader)
+        loop.evaluate(loader)
+        fake_cuda.waits.clear()
+        loop.run(loader, epochs=2)
+        loop.evaluate(loader)
+    waits, main = fake_cuda.waits, threading.current_thread().name
+    assert waits[main, "event.synchronize", "sleeps"] == 4 + 1, "the ends of four sinks and of an evaluation"
+    assert not [wait for wait in waits if wait[2] == "spins" and wait[1] != "torch.cuda.synchronize"]
     loop.close()
 
 

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from loop.reference import make_batches, make_model
 from torch_sink.amp import StaticLossScaler
 from torch_sink.loop import LambdaCallback, StepLoop
+from torch_sink.loop.step.update import WeightAverage
 
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
@@ -55,6 +57,38 @@ def test_average_stays_where_an_update_is_skipped() -> None:
     assert not torch.equal(weights[2], weights[3])
 
 
+@pytest.mark.parametrize("decay", [0.9, 0.25])
+def test_average_with_a_scaler_equals_that_without_one_in_a_handful_of_calls(decay: float) -> None:
+    model = make_model()
+    model.append(nn.Linear(5, 5).bfloat16()).append(nn.Linear(5, 5, dtype=torch.float64))
+    ours, plain = WeightAverage(model, decay), WeightAverage(model, decay)
+    for step, skips in enumerate((0.0, 0.0, 1.0, 0.0)):
+        with torch.no_grad():
+            for number, parameter in enumerate(model.parameters()):
+                parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number + 9 * step)))
+        if not skips:
+            plain.update()
+        with CountCalls() as calls:
+            ours.update(torch.tensor(skips))
+        for name, value in plain.model().state_dict().items():
+            assert torch.equal(ours.model().state_dict()[name], value), name
+    assert len(calls.names) < 20, "for ten parameters and three types of data"
+    assert calls.names.count("aten::_foreach_lerp_") == 1
+    assert "aten::lerp_" not in calls.names
+
+
+class CountCalls(TorchDispatchMode):
+    """Notes the operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
 @pytest.mark.parametrize("name", ["Adagrad", "Adam"])
 def test_average_begins_with_the_first_update_that_is_not_skipped(name: str) -> None:
     """Also where the optimizer's state is there before it: Adagrad makes it at once, Adam's is loaded."""
@@ -80,3 +114,34 @@ def test_average_begins_with_the_first_update_that_is_not_skipped(name: str) -> 
         loop.run([(*batches[1 - skipped + i], torch.tensor(factor)) for i, factor in enumerate(factors)])
         results.append([parameter.clone() for parameter in loop.ema_model().parameters()])
     assert all(torch.equal(skipped, plain) for skipped, plain in zip(*results, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script", "ignore:Lazy modules are a new feature")
+@pytest.mark.parametrize("kind", ["scripted", "lazy"])
+@pytest.mark.parametrize("scaler", [None, StaticLossScaler(2.0)])
+def test_average_of_scripted_and_lazy_models(kind: str, scaler: StaticLossScaler | None) -> None:
+    """The layers of a lazy model have no weights before the first step."""
+
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        if kind == "lazy":
+            return nn.Sequential(nn.Flatten(), nn.LazyLinear(7), nn.ReLU(), nn.LazyLinear(5))
+        return torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(192, 7), nn.ReLU(), nn.Linear(7, 5)))
+
+    batches, model, plain = make_batches(6), make(), make()
+    torch.manual_seed(1)
+    loop = StepLoop(model, functional.cross_entropy, make_optimizer(model), ema=0.9, loss_scaler=scaler)
+    loop.run(batches)
+    torch.manual_seed(1)
+    optimizer, averages = make_optimizer(plain), list[Tensor]()
+    for inputs, targets in batches:
+        optimizer.zero_grad()
+        functional.cross_entropy(plain(inputs), targets).backward()
+        optimizer.step()
+        now = [parameter.detach().clone() for parameter in plain.parameters()]
+        averages = [old.lerp(new, 1 - 0.9) for old, new in zip(averages, now, strict=True)] if averages else now
+    assert all(map(torch.equal, loop.ema_model().parameters(), averages))
+    assert loop.ema_model()(batches[0][0]).shape == (8, 5)
+    restored = StepLoop(make(), functional.cross_entropy, ema=0.9)
+    restored.load_state_dict(loop.state_dict())
+    assert all(map(torch.equal, restored.ema_model().parameters(), averages))

@@ -18,6 +18,8 @@ from torch_sink.errors import UnsupportedOperation
 from torch_sink.loop import data_sink, jit, no_host_sync
 from torch_sink.loop.engines import jit as compiler
 
+pytestmark = pytest.mark.halved
+
 SCALE, WINDOW = 2.0**10, 3
 
 

@@ -21,6 +21,8 @@ from torch_sink import amp
 from torch_sink.loop import JitConfig, StepLoop
 from torch_sink.loop.engines import jit as compiler
 
+pytestmark = pytest.mark.halved
+
 LOW = (torch.bfloat16, torch.float16)
 LABELS = torch.tensor([0, 2])
 

@@ -22,6 +22,8 @@ from loop.reference import make_batches, make_model
 from torch_sink import amp
 from torch_sink.loop import StepLoop
 
+pytestmark = pytest.mark.halved
+
 LOW = (torch.bfloat16, torch.float16)
 
 
@@ -432,3 +434,18 @@ def test_outputs_that_cannot_be_updated(level: str) -> None:
     outputs = amp.auto_mixed_precision(Naming(), level, torch.bfloat16)(torch.randn(2, 4))
     assert type(outputs) is Refusing
     assert outputs["logits"].dtype == torch.float32
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit", "ignore:The input to trace is already")
+@pytest.mark.parametrize("level", ["O2", "O3"])
+@pytest.mark.parametrize("kind", ["scripted", "traced", "a part"])
+def test_torch_script_has_no_casts_between_layers(kind: str, level: str) -> None:
+    """The hooks of a scripted module raise, those of a traced one do nothing."""
+    layer = nn.Sequential(nn.Linear(6, 3), nn.ReLU())
+    model = torch.jit.trace(layer, torch.ones(2, 6)) if kind == "traced" else torch.jit.script(layer)
+    model = nn.Sequential(model) if kind == "a part" else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=rf"amp='{level}' casts .* TorchScript module does not run; pass amp='O1'"):
+        StepLoop(model, functional.cross_entropy, optimizer, amp=level)
+    loop = StepLoop(model, functional.cross_entropy, optimizer, amp="O1")
+    assert loop.run([(torch.ones(2, 6), torch.tensor([0, 2]))]).losses.isfinite().all()

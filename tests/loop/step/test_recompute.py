@@ -19,6 +19,8 @@ from torchvision.models import DenseNet
 from torch_sink import amp
 from torch_sink.loop import StepLoop
 
+pytestmark = pytest.mark.halved
+
 LEVELS = ("O0", "O1", "O2", "O3")
 Run = Callable[..., Any]
 

@@ -13,6 +13,8 @@ from torch.optim import lr_scheduler
 from loop.reference import assert_equal_training, make_batches, make_model, plain_loop
 from torch_sink.loop import StepLoop
 
+pytestmark = pytest.mark.halved
+
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-4),
     "Adam": lambda p: torch.optim.Adam(p, lr=1e-3, amsgrad=True),
@@ -56,6 +58,7 @@ def test_eager_equals_plain_loop(name: str, clip: float | None, accumulate: int)
                 scheduler=scheduler,
                 clip=clip,
                 accumulate=accumulate,
+                per_epoch=len(batches),
             )
         results.append((model, optimizer, losses, rates, torch.get_rng_state()))
     ours_result, plain_result = results

@@ -105,10 +105,11 @@ def target_only(launch: Launch) -> contextlib.AbstractContextManager[None]:
 def active_driver(driver: TargetDriver) -> Iterator[None]:
     """Every launch of a kernel is compiled for the target and goes through this driver."""
     config = triton.runtime.driver
-    active = config._active
+    before = dict(vars(config))
     backends["nvidia"] = type(STOCK)(compiler=PtxBackend, driver=STOCK.driver)
     config.set_active(driver)
     try:
         yield
     finally:
-        backends["nvidia"], config._active = STOCK, active
+        backends["nvidia"] = STOCK
+        vars(config).update(before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 import threading
@@ -18,8 +19,9 @@ from torch import Tensor
 from torch._dynamo import trace_rules
 from torch.autograd import graph as autograd_graph
 
-from .autograd import Contexts, backward_of
+from .autograd import Contexts, EngineThread, backward_of
 from .graphs import Captures, FakeGraph
+from .guard import set_guard
 from .host_memory import HostAllocator
 from .kernels import Kernels
 from .memory import Allocator
@@ -35,24 +37,30 @@ class FakeCuda:
     Args:
         seed: of the order in which streams get on.
         devices: how many; at most 8.
-        release: how captures fail: "2.11" leaves allocator and generator in the capture, "2.15" does not.
+        release: how captures fail: "2.11" leaves the allocators and the generator in the capture, "2.12" the allocators,
+            "2.15" nothing. And whether autograd can take nodes of other streams into a capture: "2.15" can.
         memory: bytes on each device.
 
     Attributes:
         calls: how often each kernel was called from Python.
         host_waits_seen: what made the host wait, in order.
+        waits: how often which thread waited, by its name, what it waited for, and whether it "sleeps" or "spins" there.
         graphs_begun: captures so far, failed ones too.
-        leaks_failed_captures: as torch 2.11 does.
+        leaks_failed_captures: a capture that fails leaves the allocators in it.
+        leaves_generators: and the generator.
         registered: bytes of each piece of host memory that was page-locked where it lies, by address.
         refuses_to_register: there is no more memory that can be.
         overrides_stale_streams: as `torch.autograd.graph.set_override_stale_capture_stream` sets it.
-        in_thread_of_engine: whether a backward pass is under way that runs in threads of its own.
+        engine: the thread of backward passes.
     """
 
     def __init__(self, seed: int = 0, devices: int = 1, release: str | None = None, memory: int = 80 << 30) -> None:
-        release = release or ("2.11" if not hasattr(autograd_graph, "set_override_stale_capture_stream") else "2.15")
-        self.leaks_failed_captures = release == "2.11"
-        self.overrides_stale_streams = self.in_thread_of_engine = False
+        if release is None:
+            overrides = hasattr(autograd_graph, "set_override_stale_capture_stream")
+            release = "2.15" if overrides else "2.12" if torch.__version__ >= (2, 12) else "2.11"
+        self.leaks_failed_captures, self.leaves_generators = release in ("2.11", "2.12"), release == "2.11"
+        self.overrides_stale_streams = False
+        self.engine = EngineThread(self)
         self.device_count = devices
         self.queues = Queues(seed)
         self.allocator, self.host_allocator = Allocator(self, memory), HostAllocator()
@@ -60,6 +68,7 @@ class FakeCuda:
         self.generators = [Generator() for _ in range(devices)]
         self.calls: Counter[str] = Counter()
         self.host_waits_seen: list[str] = []
+        self.waits: Counter[tuple[str, str, str]] = Counter()
         self.graphs_begun = 0
         self._pool_ids = itertools.count(1)
         self._streams: dict[tuple[int, int], FakeStream] = {}
@@ -107,13 +116,16 @@ class FakeCuda:
 
     # Waiting
 
-    def host_waits(self, what: str, *, stream: FakeStream | None = None, counts: bool = True) -> None:
+    def host_waits(
+        self, what: str, *, stream: FakeStream | None = None, counts: bool = True, sleeps: bool = False
+    ) -> None:
         """The host is about to wait: not inside a capture, and not where the sync debug mode forbids it."""
         with self.queues.lock:
             self.captures.forbid(what, stream.capture if stream is not None else self.captures.here())
         if not counts:
             return
         self.host_waits_seen.append(what)
+        self.waits[threading.current_thread().name, what, "sleeps" if sleeps else "spins"] += 1
         if self._sync_mode and not what.endswith(".synchronize"):
             if self._sync_mode == 2:
                 raise RuntimeError("called a synchronizing CUDA operation")
@@ -131,10 +143,10 @@ class FakeCuda:
         self.host_waits_seen.append("torch.cuda.synchronize")
         self.queues.wait_for(lambda: self.queues.is_idle(self.index_of(device)))
 
-    def set_sync_debug_mode(self, mode: int | str) -> None:
+    def set_sync_debug_mode(self, debug_mode: int | str) -> None:
         """`torch.cuda.set_sync_debug_mode`: one mode for the process."""
         warnings.warn("Synchronization debug mode is a prototype feature", UserWarning, stacklevel=2)
-        self._sync_mode = SYNC_MODES[mode]
+        self._sync_mode = SYNC_MODES[debug_mode]
 
     # Kernels
 
@@ -222,13 +234,13 @@ class FakeCuda:
         graph = self._capturing_graph(device)
         return self.generators[self.index_of(device)].get_state(None if graph is None else graph.draws)
 
-    def set_rng_state(self, state: Tensor, device: Any = None) -> None:
+    def set_rng_state(self, new_state: Tensor, device: Any = None) -> None:
         """`torch.cuda.set_rng_state`; in a capture it goes back, or on, in the graph, and keeps the seed."""
         graph, generator = self._capturing_graph(device), self.generators[self.index_of(device)]
         if graph is None:
-            generator.set_state(state)
+            generator.set_state(new_state)
         else:
-            graph.draws = generator.offset_in_graph(state)
+            graph.draws = generator.offset_in_graph(new_state)
 
     def _capturing_graph(self, device: Any) -> FakeGraph | None:
         capture = self.current_stream(device).capture
@@ -275,6 +287,7 @@ class FakeCuda:
 
     def remove(self) -> None:
         """Finish what is queued, and let the driver answer again."""
+        self.engine.end()
         self.queues.drain()
         for device in range(self.device_count):
             torch._C._accelerator_setStream(self.default_stream(device).handle)
@@ -290,7 +303,7 @@ class FakeCuda:
             "is_available": lambda: True,
             "is_initialized": lambda: os.getpid() == self._process,  # not in a fork of it
             "device_count": lambda: self.device_count,
-            "current_device": self.index_of,
+            "current_device": lambda: self.index_of(),
             "set_device": lambda device: torch._C._accelerator_setDeviceIndex(self.index_of(device)),
             "device": OnDevice,
             "Stream": FakeStream,
@@ -329,8 +342,12 @@ class FakeCuda:
         def reset_peak(device: Any = None) -> None:
             self.allocator.statistics(self.index_of(device)).reset_peak()
 
-        def snapshot(mempool_id: Any = None, include_traces: bool = True) -> list[dict[str, Any]]:
-            return self.allocator.snapshot(mempool_id)
+        taken = inspect.signature(torch.cuda.memory_snapshot)
+
+        def snapshot(*args: Any, **kwargs: Any) -> list[dict[str, Any]]:
+            return self.allocator.snapshot(taken.bind(*args, **kwargs).arguments.get("mempool_id"))
+
+        snapshot.__signature__ = taken  # type: ignore[attr-defined]
 
         return {
             "memory_allocated": stat("allocated_bytes.all.current"),
@@ -379,7 +396,7 @@ def _replacements() -> tuple[Kernels, Contexts]:
     with _lock:
         if not _installed:
             torch.ones((), requires_grad=True).backward()  # before the guard: its devices would get threads
-            torch._C._ensureCUDADeviceGuardSet()
+            set_guard()
             _installed.append((Kernels(), Contexts()))
         return _installed[0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     from .device import FakeCuda
     from .memory import Block
     from .streams import FakeEvent, FakeStream
+
+
+TAKEN = inspect.signature(torch.cuda.CUDAGraph.capture_begin).parameters.keys()  # by this release
 
 
 class Capture:
@@ -55,9 +59,10 @@ class Captures:
         return capture if capture is not None and stream in capture.streams else None
 
     def here(self) -> Capture | None:
-        """The capture of the calling thread."""
-        capture = self.current
-        return capture if capture is not None and capture.thread == threading.get_ident() else None
+        """The capture of the calling thread, or of the one for which it runs a backward pass."""
+        capture, engine = self.current, self._cuda.engine
+        thread = engine.caller if engine.is_current else threading.get_ident()
+        return capture if capture is not None and capture.thread == thread else None
 
     def forbid(self, what: str, capture: Capture | None) -> None:
         """Fail if there is a capture."""
@@ -101,13 +106,15 @@ class FakeGraph:
         self.replays = 0
         self._capture: Capture | None = None
         self._pool: Any = None
-        self._ended = False
+        self._ended = self._holds_pool = False
         self._latest_block = 0
         self._draw_offset = [0]  # of the replay under way, where the recorded kernels find it
         self._index = 0
 
-    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global", **_: Any) -> None:
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global", **options: Any) -> None:
         """Begin to record what is issued to the current stream."""
+        if not options.keys() <= TAKEN:
+            raise TypeError(f"capture_begin() of torch {torch.__version__} takes {', '.join(TAKEN)}")
         cuda = self.cuda
         stream = cuda.current_stream()
         if stream == cuda.default_stream():
@@ -119,17 +126,18 @@ class FakeGraph:
         cuda.graphs_begun += 1
         self._pool = pool if pool is not None else cuda.new_pool_handle()
         self._index = stream.device.index
-        if cuda.leaks_failed_captures:
+        if cuda.leaves_generators:
             self._generator.is_capturing = True
         cuda.allocator.begin_allocate_to_pool(self._pool)
+        cuda.host_allocator.begin_allocate_to_pool(self._pool)
         self._capture = cuda.captures.current = Capture(self, stream, self._pool)
 
     def capture_end(self) -> None:
         """End the recording.
 
         Raises:
-            RuntimeError: something inside was not allowed. In torch 2.11 allocator and generator then go on as if
-                the capture were under way.
+            RuntimeError: something inside was not allowed. In torch 2.11 and 2.12 the allocators then go on as if the
+                capture were under way, in 2.11 the generator too; later ones give the pool back with the graph.
         """
         cuda, capture = self.cuda, self._capture
         if capture is None:
@@ -142,13 +150,17 @@ class FakeGraph:
             error = error or "unjoined work in a captured stream"
         if error is not None:
             if not cuda.leaks_failed_captures:
-                cuda.allocator.end_allocate_to_pool(self._pool)
-                cuda.allocator.release_pool(self._pool)
+                self._end_allocations()
+                self._holds_pool = True
             raise RuntimeError(f"CUDA error: operation failed due to a previous error during capture: {error}")
-        cuda.allocator.end_allocate_to_pool(self._pool)
+        self._end_allocations()
         self._generator.is_capturing = False
-        self._ended = True
+        self._ended = self._holds_pool = True
         self._latest_block = max((block.number for block in self.blocks), default=0)
+
+    def _end_allocations(self) -> None:
+        self.cuda.allocator.end_allocate_to_pool(self._pool)
+        self.cuda.host_allocator.end_allocate_to_pool(self._pool)
 
     def capture_end_pre(self) -> None:
         """What torch 2.15 calls when `__enter__` fails."""
@@ -183,9 +195,9 @@ class FakeGraph:
 
     def reset(self) -> None:
         """Destroy the graph; its memory goes back to the pool's owner."""
-        if self._ended:
+        if self._holds_pool:
             self.cuda.allocator.release_pool(self._pool)
-        self._ended = False
+        self._ended = self._holds_pool = False
         self.nodes, self.blocks = [], []
 
     def pool(self) -> Any:
@@ -193,7 +205,7 @@ class FakeGraph:
         return self._pool
 
     def __del__(self) -> None:
-        if self._ended:
+        if self._holds_pool:
             self.reset()
 
     @property

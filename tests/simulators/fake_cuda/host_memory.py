@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
+from typing import Any
 
 from torch import Tensor
 
@@ -27,9 +28,14 @@ class Statistics:
 
 
 class HostAllocator:
-    """Page-locked memory: pieces of a power of two bytes, which are kept for the next one who asks."""
+    """Page-locked memory: pieces of a power of two bytes, which are kept for the next one who asks.
+
+    Attributes:
+        captures_underway: pools of captures, which a failed one leaves here in some releases.
+    """
 
     def __init__(self) -> None:
+        self.captures_underway: list[Any] = []
         self._addresses: Counter[int] = Counter()
         self._free: Counter[int] = Counter()  # pieces by size
         self._lock = threading.RLock()
@@ -56,6 +62,16 @@ class HostAllocator:
             del self._addresses[address]
             self._free[size] += 1
             self.statistics.add("active_bytes", -size)
+
+    def begin_allocate_to_pool(self, handle: Any) -> None:
+        """A capture begins."""
+        if handle in self.captures_underway:
+            raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
+        self.captures_underway.append(handle)
+
+    def end_allocate_to_pool(self, handle: Any) -> None:
+        """It has ended."""
+        self.captures_underway.remove(handle)
 
     def empty_cache(self) -> None:
         """Unlock what nobody uses."""

@@ -52,6 +52,29 @@ NONDETERMINISTIC = {
 PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::addmv"}
 MASKED = {"aten::index.Tensor", "aten::_index_put_impl_"}
 FACTORIES = {"aten::empty.memory_format", "aten::empty_strided"}
+# Operators that take tensors of the host beside those of the device: copies, and indices.
+ACROSS_DEVICES = {
+    "aten::copy_",
+    "aten::index.Tensor",
+    "aten::_index_put_impl_",
+    "aten::index_put_",
+    "aten::record_stream",
+    "aten::set_.source_Tensor",
+}
+INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+# Data types that the CPU has kernels for and CUDA has not, by the operator without its overload: those that torch's own
+# list of operators (`op_db`) states, for what models are likely to use.
+LACKING = {
+    **{name: INTEGERS for name in ("mm", "addmm", "bmm", "baddbmm", "addmv", "dot", "vdot", "convolution")},
+    **{name: INTEGERS for name in ("max_pool2d_with_indices", "max_pool3d_with_indices")},
+    **{name: {torch.int64} for name in ("avg_pool2d", "avg_pool3d")},
+    **{name: {torch.uint8} for name in ("upsample_bilinear2d", "upsample_bicubic2d")},
+    **{name: {torch.uint8} for name in ("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")},
+    "histc": {torch.float16, torch.bfloat16},
+}
+# Which operators CUDA has for these depends on the release: few, beside those that make, fill and copy them.
+WIDE_UNSIGNED = {torch.uint16, torch.uint32, torch.uint64}
+FOR_WIDE_UNSIGNED = {"copy_", "fill_", "zero_", "set_", "resize_", "record_stream", "_to_copy", "clone", "cat"}
 
 
 class Kernels:
@@ -98,6 +121,7 @@ def run_kernel(cuda: FakeCuda, name: str, args: Any, kwargs: Any) -> Any:
     cuda.count(name)
     if name in FACTORIES:
         return _allocate(cuda, name, args, kwargs)
+    _check_tensors(name, args, kwargs)
     if name == "aten::copy_":
         return _copy(cuda, *args, **kwargs)
     if name == "aten::record_stream":
@@ -116,6 +140,29 @@ def run_kernel(cuda: FakeCuda, name: str, args: Any, kwargs: Any) -> Any:
         cuda.drain_stream(_stream(cuda, args))
         return _waiting(cuda, operator, args, kwargs)
     return _queue(cuda, operator, args, kwargs)
+
+
+def _check_tensors(name: str, args: Any, kwargs: Any) -> None:
+    """What CUDA's kernels say of tensors on several devices, and of data types that they were not made for.
+
+    Raises:
+        RuntimeError: a tensor with dimensions lies on the host, or two on different devices.
+        NotImplementedError: there is no kernel for a data type.
+    """
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    if name not in ACROSS_DEVICES:
+        # A number may be a tensor of the host, but not where tensors are compared as a whole.
+        devices = {str(leaf.device) for leaf in tensors if leaf.is_cuda or leaf.dim() or name == "aten::equal"}
+        if len(devices) > 1:
+            found = " and ".join(sorted(devices))
+            raise RuntimeError(f"Expected all tensors to be on the same device, but found {found} ({name})")
+    operator = name.removeprefix("aten::").partition(".")[0]
+    dtypes = {leaf.dtype for leaf in tensors}
+    lacking = dtypes & LACKING.get(operator, set())
+    if operator not in FOR_WIDE_UNSIGNED:
+        lacking |= dtypes & WIDE_UNSIGNED
+    if lacking:
+        raise NotImplementedError(f'"{operator}_cuda" not implemented for {min(map(str, lacking))}')
 
 
 def _allocate(cuda: FakeCuda, name: str, args: Any, kwargs: Any) -> Tensor:

@@ -116,7 +116,7 @@ class Allocator:
         self._of_threads: dict[int, Any] = {}
         self.captures_underway: list[Any] = []
         self._cached: list[Block] = []
-        self._workspaces: dict[Any, Tensor] = {}  # of cuBLAS: by stream, and whether the engine's threads have it
+        self._workspaces: dict[Any, Tensor] = {}  # of cuBLAS: by stream, and whether the engine's thread has it
 
     def tensor(self, size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         """An uninitialized tensor, from the pool of the current stream's capture or of this thread, or the default one.
@@ -139,7 +139,7 @@ class Allocator:
             if capture is not None:
                 capture.graph.blocks.append(block)
         storage = torch._C._construct_storage_from_data_pointer(block.address, stream.device, block.size)
-        weakref.finalize(storage, self._free, block).atexit = False
+        self._watch(storage, block)
         meta = {
             "nbytes": block.size,
             "data_ptr": block.address,
@@ -162,9 +162,8 @@ class Allocator:
         return alias.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
 
     def _pool_of_thread(self) -> Pool | None:
-        """Backward passes of the engine run in threads of its own, unless it was told otherwise."""
         handle = self._of_threads.get(threading.get_ident())
-        return self._pools[handle] if handle is not None and not self._cuda.in_thread_of_engine else None
+        return self._pools[handle] if handle is not None else None
 
     def _arena(self, block: Block) -> Arena:
         handle = block.pool.handle if block.pool is not None else None
@@ -190,6 +189,16 @@ class Allocator:
         for name in ("allocated_bytes.all", "active_bytes.all", "requested_bytes.all"):
             statistics.add(name, allocated)
         statistics.add("reserved_bytes.all", self.reserved(device) - statistics.current["reserved_bytes.all"])
+
+    def _watch(self, storage: torch.UntypedStorage, block: Block) -> None:
+        weakref.finalize(storage, self._let_go, storage._cdata, block).atexit = False
+
+    def _let_go(self, address: int, block: Block) -> None:
+        """Python's object of a storage goes. In torch 2.8 it may go as garbage while tensors still hold the storage."""
+        if torch._C._storage_Use_Count(address) > 1:
+            self._watch(torch.UntypedStorage._new_with_weak_ptr(address), block)
+        else:
+            self._free(block)
 
     def _free(self, block: Block) -> None:
         """Give memory back. A block of a graph's pool stays the graph's: its next replay writes there."""
@@ -229,7 +238,7 @@ class Allocator:
 
     def with_workspace(self, stream: FakeStream, run: Callable[[], None]) -> Callable[[], None]:
         """A kernel of cuBLAS. Its workspace is allocated at first use and kept; a graph goes on using the one it found."""
-        key = stream.key, self._cuda.in_thread_of_engine
+        key = stream.key, self._cuda.engine.is_current
         if key not in self._workspaces:
             self._workspaces[key] = self.tensor((WORKSPACE,), (1,), torch.uint8, stream.device)
         block, captured = self.block_of(self._workspaces[key]), stream.capture is not None

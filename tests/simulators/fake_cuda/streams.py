@@ -155,7 +155,11 @@ class FakeEvent:
 
     cuda: FakeCuda
 
-    def __init__(self, enable_timing: bool = False, blocking: bool = False, **_: Any) -> None:
+    def __init__(
+        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
+    ) -> None:
+        if interprocess or external:
+            raise AssertionError("an event for another process, or one that a graph records, has no fake")
         self.mark: Work | Capture | None = None
         self.recorded_on: FakeStream | None = None
         self.enable_timing, self.seconds = enable_timing, 0.0
@@ -175,17 +179,17 @@ class FakeEvent:
     def _note_time(self) -> None:
         self.seconds = time.perf_counter()
 
-    def elapsed_time(self, end: FakeEvent) -> float:
+    def elapsed_time(self, end_event: FakeEvent) -> float:
         """Milliseconds between the moments at which the streams came to both events."""
-        if not (self.enable_timing and end.enable_timing):
+        if not (self.enable_timing and end_event.enable_timing):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
-        if self.recorded_on is None or end.recorded_on is None:
+        if self.recorded_on is None or end_event.recorded_on is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
-        if self.recorded_on.device != end.recorded_on.device:
+        if self.recorded_on.device != end_event.recorded_on.device:
             raise RuntimeError("CUDA error: invalid resource handle (cudaEventElapsedTime of two devices)")
-        if not (self.query() and end.query()):
+        if not (self.query() and end_event.query()):
             raise RuntimeError("CUDA error: device not ready")
-        return (end.seconds - self.seconds) * 1e3
+        return (end_event.seconds - self.seconds) * 1e3
 
     def wait(self, stream: FakeStream | None = None) -> None:
         """The stream waits for the event."""
@@ -195,7 +199,7 @@ class FakeEvent:
         """The host waits for the event."""
         mark = self.mark
         if isinstance(mark, Work):
-            self.cuda.host_waits("event.synchronize")
+            self.cuda.host_waits("event.synchronize", sleeps=self.blocking)
             self.cuda.queues.wait_for(lambda: mark.is_done)
         elif mark is not None:
             self.cuda.captures.forbid("cudaEventSynchronize", mark)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ import torch
 from loop.reference import make_batches, make_model
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
 from .device import FakeCuda
+
+pytestmark = pytest.mark.halved
 
 SEEDS = range(12)
 any_order = pytest.mark.parametrize("fake_cuda", [{"seed": seed, "devices": 2} for seed in SEEDS], indirect=True)
@@ -234,6 +238,36 @@ def test_autograd_runs_on_the_stream_of_the_forward_pass(fake_cuda: FakeCuda) ->
     assert torch.cuda.current_stream() != stream
 
 
+def test_backward_passes_run_in_a_thread_of_the_engine(fake_cuda: FakeCuda) -> None:
+    """Where they see the streams, modes and autocast of the thread that asked, and nothing that Python keeps for it."""
+    threads, here = [], threading.local()
+    here.known = True
+
+    def look(gradient: Tensor) -> None:
+        threads.append((threading.current_thread().name, hasattr(here, "known"), torch.is_autocast_enabled("cuda")))
+        modes.append(len(torch.utils._python_dispatch._get_current_dispatch_mode_stack()))
+
+    modes: list[int] = []
+    weight = torch.ones(2, device="cuda", requires_grad=True)
+    loss = (weight * 2).sum()
+    loss.register_hook(look)
+    with torch.autocast("cuda"), FlopCounterMode(display=False):
+        loss.backward(retain_graph=True)
+    with torch.autograd.set_multithreading_enabled(False):
+        loss.backward()
+    assert threads == [(fake_cuda.engine.name, False, True), ("MainThread", True, False)]
+    assert modes == [1, 0]
+    loss = (weight * 2).sum()
+    loss.register_hook(lambda gradient: fail())
+    with pytest.raises(ValueError, match="in a hook") as failed:
+        loss.backward()
+    assert any(frame.name == "fail" for frame in traceback.extract_tb(failed.value.__traceback__))
+
+
+def fail() -> None:
+    raise ValueError("in a hook")
+
+
 def test_kernels_without_a_deterministic_form_say_so(fake_cuda: FakeCuda) -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
@@ -243,3 +277,47 @@ def test_kernels_without_a_deterministic_form_say_so(fake_cuda: FakeCuda) -> Non
             torch.nn.AdaptiveAvgPool2d(2)(value).sum().backward()
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+ON_TWO_DEVICES: dict[str, Any] = {
+    "a sum": lambda device, host: device + host,
+    "a sum in place": lambda device, host: device.add_(host),
+    "a comparison of all values": lambda device, host: torch.equal(device, host),
+    "a comparison with a number": lambda device, host: torch.equal(device[0], host[0]),
+    "two devices": lambda device, host: device * host.to("cuda:1"),
+    "a choice": lambda device, host: torch.where(host > 0, device, 0),
+    "several": lambda device, host: torch.cat([device, host]),
+}
+
+
+@pytest.mark.parametrize("fake_cuda", [{"devices": 2}], indirect=True)
+@pytest.mark.parametrize("name", ON_TWO_DEVICES)
+def test_a_kernel_takes_tensors_of_one_device(fake_cuda: FakeCuda, name: str) -> None:
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+        ON_TWO_DEVICES[name](torch.ones(3, device="cuda"), torch.ones(3))
+
+
+def test_numbers_and_indices_may_lie_on_the_host(fake_cuda: FakeCuda) -> None:
+    values = torch.arange(4.0, device="cuda")
+    assert (values * torch.tensor(2.0)).tolist() == [0, 2, 4, 6]
+    assert values[torch.tensor([3, 1])].tolist() == [3, 1]
+    values[torch.tensor([0])] = 9.0
+    assert torch.where(values > 1, values, torch.tensor(-1.0)).tolist() == [9, -1, 2, 3]
+
+
+LACKING_KERNELS: dict[str, Any] = {
+    "a product of integers": lambda: (
+        torch.ones(2, 2, dtype=torch.int64, device="cuda") @ torch.ones(2, 2, dtype=torch.int64, device="cuda")
+    ),
+    "pooling bytes": lambda: functional.max_pool2d(torch.ones(1, 1, 4, 4, dtype=torch.uint8, device="cuda"), 2),
+    "resizing bytes": lambda: functional.interpolate(
+        torch.ones(1, 1, 4, 4, dtype=torch.uint8, device="cuda"), (2, 2), mode="bilinear", antialias=True
+    ),
+    "adding uint16": lambda: torch.ones(2, dtype=torch.uint16, device="cuda") + 1,
+}
+
+
+@pytest.mark.parametrize("name", LACKING_KERNELS)
+def test_cuda_has_no_kernel(fake_cuda: FakeCuda, name: str) -> None:
+    with pytest.raises(NotImplementedError, match='_cuda" not implemented for torch'):
+        LACKING_KERNELS[name]()

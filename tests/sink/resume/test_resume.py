@@ -26,6 +26,8 @@ from torch.utils.data import (
 from torch_sink.sink import SinkLoader
 from torch_sink.sink.openers import DataLoaderOpener
 
+pytestmark = pytest.mark.halved
+
 BATCHES_PER_PASS = 6
 TOTAL = 20
 
@@ -170,8 +172,8 @@ def test_other_start_methods(context: str, persistent: bool) -> None:
     check_resume(9, 2, multiprocessing_context=context, persistent_workers=persistent)
 
 
-def test_a_spawned_worker_goes_on_where_a_forked_one_was() -> None:
-    changed = {"multiprocessing_context": "spawn"}
+def test_a_worker_of_a_fork_server_goes_on_where_a_forked_one_was() -> None:
+    changed = {"multiprocessing_context": "forkserver"}
     check_resume(9, 1, changed, multiprocessing_context="fork", persistent_workers=True)
 
 

@@ -12,6 +12,8 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from torch_sink.sink import SinkLoader
 
+pytestmark = pytest.mark.halved
+
 
 def state_after(count: int, size: int = 40, **options: Any) -> dict[str, Any]:
     with SinkLoader(DataLoader(range(size), **options)) as loader:

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from sink.ring.lazy_leaf import LazyNumbers
 from torch_sink.sink import SinkLoader
 
-pytestmark = pytest.mark.cuda(rehearsed=True)
+pytestmark = [pytest.mark.halved, pytest.mark.cuda(rehearsed=True)]
 # What keeps a device busy: the matrices, batches beside them, rows of large batches, multiplications.
 SIDE, BATCHES, ROW, LOAD = (2048, 100, 50_000, 20) if has_device() else (4, 12, 50, 2)
 

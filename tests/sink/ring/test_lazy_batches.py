@@ -12,6 +12,8 @@ from sink.ring.lazy_leaf import LazyNumbers
 from torch_sink.errors import DecodeError
 from torch_sink.sink import SinkLoader
 
+pytestmark = pytest.mark.halved
+
 
 def shown(images: torch.Tensor) -> list[int]:
     assert type(images) is torch.Tensor

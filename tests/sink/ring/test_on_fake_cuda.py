@@ -11,6 +11,8 @@ from simulators.fake_cuda import FakeCuda
 from torch_sink.sink import SinkLoader
 from torch_sink.sink.device import SlotProtocol, copy_stream_of
 
+pytestmark = pytest.mark.halved
+
 SEEDS = range(6)
 
 
@@ -36,3 +38,16 @@ def test_each_wait_of_the_ring_is_needed(fake_cuda: FakeCuda, monkeypatch: pytes
 
 def test_kernels_that_fill_slots_go_before_those_of_training(fake_cuda: FakeCuda) -> None:
     assert copy_stream_of.__wrapped__(torch.device("cuda", 0)).priority < torch.cuda.Stream().priority
+
+
+@pytest.mark.parametrize("where", ["cpu", "cuda"])
+def test_the_host_waits_for_its_own_memory_only(fake_cuda: FakeCuda, where: str) -> None:
+    """Not for batches that lie on the device: their thread is that which trains."""
+    batches = [(torch.full((4,), float(step), device=where), torch.tensor([step], device=where)) for step in range(9)]
+    torch.cuda.synchronize()
+    fake_cuda.waits.clear()
+    with SinkLoader(batches, slots=2) as loader:
+        seen = [values * numbers for values, numbers in loader]
+        waits = fake_cuda.waits["MainThread", "event.synchronize", "sleeps"]
+    assert waits == (7 if where == "cpu" else 0)
+    assert [value.tolist() for value in seen] == [[float(step * step)] * 4 for step in range(9)]

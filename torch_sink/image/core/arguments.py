@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_sink.image.core.ops import Op, makes_bytes, makes_floats
+from torch_sink.image.core.ops import Op, calls_from_bytes, makes_bytes, makes_floats
 
 # Left, top, right and bottom of a padding, in pixels.
 Sides = tuple[int, int, int, int]
@@ -132,7 +132,7 @@ def _since_conversion(handle: Any) -> tuple[Op, ...]:
 
 def is_tabled(handle: Any) -> bool:
     """True for floats that a table of 256 values makes of bytes, with stock code's bits in every float type."""
-    return all(op.operation.is_value or op.operation.moves for op in _since_conversion(handle))
+    return calls_from_bytes(handle.lazy_ops) is not None
 
 
 def is_scaled_bytes(handle: Any) -> bool:
@@ -145,7 +145,7 @@ def is_scaled_bytes(handle: Any) -> bool:
 def leaves_range(handle: Any, also_by_overshoot: bool = False) -> bool:
     """True where float32 values may lie anywhere, as after `Normalize`, or close to [0, 1] by a bicubic filter."""
     ops = _since_conversion(handle) if handle.lazy_dtype == torch.float32 else ()
-    clamped = max((at for at, op in enumerate(ops) if op.operation.clamps), default=-1)
+    clamped = max((at for at, op in enumerate(ops) if op.operation.clamps(op)), default=-1)
     return any(
         op.operation.leaves_range(op) or (also_by_overshoot and op.operation.overshoots(op))
         for op in ops[clamped + 1 :]

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -30,26 +30,34 @@ from PIL import Image
 from torch_sink.common import after_fork_in_child
 from torch_sink.damage.report import DecodeReport, decode_report
 from torch_sink.errors import UnsupportedOperation
+from torch_sink.image.core.origins import Origin, said_beside_recorded, said_of_nothing_recorded
 
 # An operation, and the reason why it was not recorded.
 Row = tuple[str, ...]
-# Two rows in the files of children that are no fallbacks: whether anything was recorded, and how many images are kept.
+# Rows in the files of children that are no fallbacks: whether anything was recorded, how many images are kept.
 _HAS_RECORDED: Row = ()
 _KEPT: Row = ("kept",)
+_ORIGIN = 3  # the length of a row that says what made samples which were not recorded
 
 
 class FallbackReport:
     """Operations that ran in stock code. Truthy if there were any; `str()` is a table, with the broken files below it.
 
+    Where nothing was recorded, `str()` says what the samples were made by, and what to open images with instead.
+
     Attributes:
         counts: {(operation, reason): how often}.
         has_recorded: something was recorded at all.
         kept: how many images datasets keep in memory, decoded once, in all processes.
+        origins: what made samples that were not recorded.
         broken: what `decode_report()` says.
     """
 
-    def __init__(self, counts: Counter[Row], has_recorded: bool, kept: int, broken: DecodeReport) -> None:
-        self.counts, self.has_recorded, self.kept, self.broken = counts, has_recorded, kept, broken
+    def __init__(
+        self, counts: Counter[Row], has_recorded: bool, kept: int, origins: Sequence[Origin], broken: DecodeReport
+    ) -> None:
+        self.counts, self.has_recorded, self.kept = counts, has_recorded, kept
+        self.origins, self.broken = origins, broken
 
     def __bool__(self) -> bool:
         return bool(self.counts)
@@ -58,14 +66,20 @@ class FallbackReport:
         return len(self.counts)
 
     def __str__(self) -> str:
-        lines = [self._table()]
+        lines = [self._table()] if self.counts else ["no fallbacks"] if self.has_recorded else []
+        lines += self.said_of_origins
         if self.kept:
             lines.append(f"kept in memory, and decoded once: {self.kept} image{'s' * (self.kept > 1)}")
         return "\n".join([*lines, str(self.broken)] if self.broken else lines)
 
+    @property
+    def said_of_origins(self) -> list[str]:
+        """What made samples that were not recorded, and what to do, as lines."""
+        if self.has_recorded:
+            return said_beside_recorded(self.origins)
+        return [] if self.counts else said_of_nothing_recorded(self.origins)
+
     def _table(self) -> str:
-        if not self.counts:
-            return "no fallbacks" if self.has_recorded else "nothing was recorded: everything ran in stock torchvision"
         rows = [("operation", "reason", "count")]
         rows += [(operation, reason, str(count)) for (operation, reason), count in self.counts.most_common()]
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
@@ -86,6 +100,7 @@ class _Ledger:
         self.counts: Counter[Row] = Counter()
         self.has_recorded = False
         self.kept = 0
+        self.origins: dict[Origin, None] = {}
         self.added, self.latest = 0, _HAS_RECORDED  # how many fallbacks were counted, and the row of the last one
         self.strict = False
         self.folder = ""
@@ -102,7 +117,7 @@ class _Ledger:
         or "" where there is no place for temporary files: the report then lacks the children's counts.
         """
         self.close()
-        self.counts, self.has_recorded, self.kept, self.strict = Counter(), False, 0, strict
+        self.counts, self.has_recorded, self.kept, self.origins, self.strict = Counter(), False, 0, {}, strict
         self.folder, self._owner, self._offsets, self._leaves = folder or "", 0, {}, folder is not None
         if folder is None:
             with contextlib.suppress(OSError):
@@ -115,14 +130,15 @@ class _Ledger:
     @contextmanager
     def set_aside(self) -> Iterator[None]:
         """Inside, counting begins afresh; afterwards it goes on with the counts and the folder from before."""
-        before = self.counts, self.has_recorded, self.kept, self.strict, self.folder, self._owner
+        before = self.counts, self.has_recorded, self.kept, self.origins, self.strict, self.folder, self._owner
         in_file = self._leaves, self._offsets, self._text
-        self.counts, self.has_recorded, self.kept, self.folder, self._owner = Counter(), False, 0, "", 0
+        self.counts, self.has_recorded, self.kept, self.origins = Counter(), False, 0, {}
+        self.folder, self._owner = "", 0
         try:
             yield
         finally:
             self.close()
-            self.counts, self.has_recorded, self.kept, self.strict, self.folder, self._owner = before
+            self.counts, self.has_recorded, self.kept, self.origins, self.strict, self.folder, self._owner = before
             self._leaves, self._offsets, self._text = in_file
 
     def close(self) -> None:
@@ -132,7 +148,8 @@ class _Ledger:
 
     def begin_in_child(self) -> None:
         """Begins with empty counts; after a fork with a new lock, which another thread of the parent may have held."""
-        self.counts, self.has_recorded, self.kept, self._lock = Counter(), False, 0, threading.Lock()
+        self.counts, self.has_recorded, self.kept, self.origins = Counter(), False, 0, {}
+        self._lock = threading.Lock()
         self._name, self._offsets, self._closes_at_exit, self._leaves = secrets.token_hex(8), {}, False, True
 
     def add(self, operation: str, reason: str) -> None:
@@ -156,6 +173,13 @@ class _Ledger:
             self.kept += 1
             self._leave(_KEPT, self.kept)
 
+    def note_origin(self, origin: Origin) -> None:
+        """Notes, once, what made a sample that is not recorded."""
+        if origin not in self.origins:
+            with self._lock:
+                self.origins[origin] = None
+                self._leave(origin, 1)
+
     def _leave(self, row: Row, count: int) -> None:
         """Writes the count of a row to this child's file, or all of the file where it lacks that row.
 
@@ -167,7 +191,12 @@ class _Ledger:
             begin = self._offsets[row]
             self._text[begin : begin + 12] = b"%012d" % count
             return
-        rows = {_HAS_RECORDED: int(self.has_recorded), _KEPT: self.kept, **self.counts}
+        rows = {
+            _HAS_RECORDED: int(self.has_recorded),
+            _KEPT: self.kept,
+            **dict.fromkeys(self.origins, 1),
+            **self.counts,
+        }
         file = Path(self.folder, self._name)
         with contextlib.suppress(OSError):
             text, offsets = b"", {}
@@ -181,8 +210,10 @@ class _Ledger:
             unfinished.replace(file)
             self._offsets = offsets
 
-    def total(self) -> tuple[Counter[Row], bool, int]:
-        """The counts of this process and its children, whether anything was recorded, and how many images are kept."""
+    def total(self) -> tuple[Counter[Row], bool, int, list[Origin]]:
+        """For this process and its children: the counts, whether anything was recorded, how many images are kept, and
+        what made samples that were not recorded.
+        """
         counts = Counter(self.counts)
         files = Path(self.folder).glob("[!.]*") if self._owner == os.getpid() else ()
         for file in files:
@@ -191,7 +222,10 @@ class _Ledger:
                     count, row = line.split(b" ", 1)
                     counts[tuple(json.loads(row))] += int(count)
         has_recorded = counts.pop(_HAS_RECORDED, 0) > 0 or self.has_recorded
-        return counts, has_recorded, self.kept + counts.pop(_KEPT, 0)
+        origins = [*dict.fromkeys([*self.origins, *(row for row in counts if len(row) == _ORIGIN)])]
+        for origin in origins:
+            counts.pop(origin, None)
+        return counts, has_recorded, self.kept + counts.pop(_KEPT, 0), origins
 
 
 ledger = _Ledger()
@@ -286,12 +320,12 @@ def _caller(inner_module: str) -> str:
         module, code = frame.f_globals.get("__name__", ""), frame.f_code
         called = _name_of_called(frame.f_locals) if module in _CONTAINERS else None
         if called or module.partition(".")[0] not in inner:
-            return called or f"{module}.{_qualified_name(code, frame.f_locals)}"
+            return called or f"{module}.{placed(qualified_name(code, frame.f_locals), code)}"
         frame = frame.f_back
     return "unknown caller"
 
 
-def _qualified_name(code: CodeType, names: Mapping[str, Any]) -> str:
+def qualified_name(code: CodeType, names: Mapping[str, Any]) -> str:
     """The `co_qualname` of a function's code; in Python 3.10, which lacks it, at most with the name of its class."""
     if hasattr(code, "co_qualname"):
         return str(code.co_qualname).replace("<locals>.", "")
@@ -300,9 +334,22 @@ def _qualified_name(code: CodeType, names: Mapping[str, Any]) -> str:
     return ".".join([*owners[:1], code.co_name])
 
 
+def placed(name: str, code: CodeType | None) -> str:
+    """A function's name; with its file and line for a lambda, of which a program may have many."""
+    if code is None or code.co_name != "<lambda>":
+        return name
+    return f"{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+
+
+def name_of(called: Any) -> str:
+    """The name of a function, or of an object's class."""
+    name = str(getattr(called, "__qualname__", type(called).__name__)).replace("<locals>.", "")
+    return placed(name, getattr(called, "__code__", None))
+
+
 def _name_of_called(names: Mapping[str, Any]) -> str | None:
     """What a container of transforms with these local variables has called, or None where it is no container."""
     for called in (names.get("t"), names.get("transform"), getattr(names.get("self"), "lambd", None)):
         if callable(called):
-            return f"{called.__module__}.{getattr(called, '__qualname__', type(called).__name__)}"
+            return f"{called.__module__}.{name_of(called)}"
     return None

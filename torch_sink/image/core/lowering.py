@@ -219,7 +219,9 @@ def lower(size: tuple[int, int], channels: int, ops: Sequence[Op]) -> LoweredIma
 
 def _lower_call(lowered: LoweredImage, op: Op) -> None:
     """Lowers a call that is no call on the pixels of bytes."""
-    if makes_bytes(op) and (op.name == "to_pil_image" or not lowered.is_uint8):
+    if makes_bytes(op) and op.name in LOWER:
+        LOWER[op.name](lowered, *op.args)  # with the calls whose table is still to come
+    elif makes_bytes(op) and (op.name == "to_pil_image" or not lowered.is_uint8):
         # Bytes that were at most scaled and moved are what they were.
         lowered.value_ops[:] = [] if op.name == "to_pil_image" else [Op("pil_to_tensor")]
         lowered.is_uint8 = True
@@ -253,12 +255,27 @@ def _look_up_values(lowered: LoweredImage) -> None:
 
 @functools.lru_cache(maxsize=256)
 def value_planes(channels: int, value_ops: tuple[Op, ...]) -> tuple[np.ndarray, ...]:
-    """What stock code makes of each uint8 value of each of three channels: float32 by their bits as int32 [256].
-
-    The stock functions run on an image whose columns are the values 0 to 255, so the table holds their very bits.
-    """
-    ramp = np.tile(np.arange(256, dtype=np.uint8)[None, :, None], (1, 1, channels))
-    image = image_of(ramp if channels == 3 else ramp[:, :, 0])
-    with executing():
-        made = replay(image, value_ops).as_subclass(torch.Tensor)
+    """What stock code makes of each uint8 value of each of three channels: float32 by their bits as int32 [256]."""
+    made = made_of_bytes(channels, value_ops)
     return tuple(made[:, 0].float().expand(3, -1).contiguous().view(torch.int32).numpy())
+
+
+# The calls that make tensors of Pillow images.
+CONVERSIONS = ("to_tensor", "pil_to_tensor", "to_image")
+
+
+@functools.lru_cache(maxsize=1024)
+def made_of_bytes(channels: int, value_ops: tuple[Op, ...]) -> torch.Tensor:
+    """What stock code makes of each uint8 value of each channel, [C, 1, 256]: its very bits; never written to.
+
+    The stock functions run on an image whose columns are the values 0 to 255, each on what those before it made, which
+    is kept: often the last call alone has arguments of its own for each image.
+    """
+    *before, last = value_ops if value_ops and value_ops[0].name in CONVERSIONS else (Op("pil_to_tensor"), *value_ops)
+    if before:
+        image: Any = made_of_bytes(channels, tuple(before))
+    else:
+        ramp = np.tile(np.arange(256, dtype=np.uint8)[None, :, None], (1, 1, channels))
+        image = image_of(ramp if channels == 3 else ramp[:, :, 0])
+    with executing():
+        return replay(image, (last,)).as_subclass(torch.Tensor)

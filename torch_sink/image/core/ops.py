@@ -28,8 +28,10 @@ Lower = Callable[..., None]
 # `NotImplemented` if unsupported: the caller falls back.
 Recorder = Callable[..., Any]
 
-# Types of tensors that kernels compute with; half precision is what a call makes last.
+# Types of tensors that kernels compute with, and those that they write: half precision is what a call makes last. What
+# is of another type, as a mask is, only moves, and becomes other values by a table.
 NUMERIC = (torch.uint8, torch.float32)
+PIXELS = (*NUMERIC, torch.float16, torch.bfloat16)
 
 
 class Op(NamedTuple):
@@ -115,7 +117,7 @@ class Operation:
         is_value: it makes one value of each, behind a conversion to a tensor: a table of 256 values holds it.
         moves: on floats it moves pixels and writes no new values, so that it may come before a table of values.
         changes_layout: of a call: of a contiguous tensor it may make one that is not.
-        clamps: floats lie in [0, 1] behind it.
+        clamps: of a call: floats lie in [0, 1] behind it.
         leaves_range: of a call: floats may lie anywhere behind it.
         overshoots: of a call: floats may leave [0, 1] by what a bicubic filter adds.
         loses_info: of a call: a Pillow image loses its `info`.
@@ -133,7 +135,7 @@ class Operation:
     is_value: bool = False
     moves: bool = False
     changes_layout: Callable[[Op], bool] = lambda op: False
-    clamps: bool = False
+    clamps: Callable[[Op], bool] = lambda op: False
     leaves_range: Callable[[Op], bool] = lambda op: False
     overshoots: Callable[[Op], bool] = lambda op: False
     loses_info: Callable[[Op], bool] = lambda op: False
@@ -175,18 +177,22 @@ def if_it_fits(function: Recorder) -> Recorder:
     """`function`, or `NotImplemented` where it does not take the arguments; stock code then says what is wrong."""
     parameters = inspect.signature(function).parameters.values()
     names = {parameter.name for parameter in parameters}
-    least = sum(parameter.default is parameter.empty for parameter in parameters)
-
-    most = len(names)
+    least = sum(parameter.default is parameter.empty and parameter.kind not in _ANY for parameter in parameters)
+    kinds = {parameter.kind for parameter in parameters}
+    most = math.inf if kinds & _ANY else len(names)
+    takes_any_name = inspect.Parameter.VAR_KEYWORD in kinds
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if not kwargs:
             return function(*args) if least <= len(args) <= most else NotImplemented
-        count = len(args) + len(kwargs)
-        return function(*args, **kwargs) if least <= count <= most and kwargs.keys() <= names else NotImplemented
+        fits = least <= len(args) + len(kwargs) <= most and (takes_any_name or kwargs.keys() <= names)
+        return function(*args, **kwargs) if fits else NotImplemented
 
     return call
+
+
+_ANY = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
 
 def recorder(name: Any) -> Recorder:
@@ -222,6 +228,17 @@ def makes_floats(op: Op) -> bool:
 def makes_bytes(op: Op) -> bool:
     """True for a call on tensors that always gives a uint8 tensor or a Pillow image."""
     return op.operation.result(op) == torch.uint8
+
+
+def calls_from_bytes(ops: Sequence[Op]) -> tuple[Op, ...] | None:
+    """The calls that make one value of each byte, those since the image was last one of bytes, without mere moves.
+
+    None where some among them need more than the byte: a table of 256 values cannot hold these.
+    """
+    end_of_bytes = max((at for at, op in enumerate(ops) if makes_bytes(op)), default=-1) + 1
+    begin = next((at for at in range(end_of_bytes, len(ops)) if makes_floats(ops[at])), len(ops))
+    calls = tuple(op for op in ops[begin:] if not op.operation.moves)
+    return calls if all(op.operation.is_value for op in calls) else None
 
 
 def count_before_values(ops: Sequence[Op]) -> int:

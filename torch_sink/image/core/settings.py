@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from torch_sink.common.arguments import named_device
+from torch_sink.damage.report import Policy
 
 
 class Settings(NamedTuple):
@@ -26,7 +27,7 @@ class Settings(NamedTuple):
     strict: bool
     interpreted: bool
     fallback_folder: str
-    on_decode_error: str = "raise"
+    on_decode_error: Policy = "raise"
 
     @property
     def executes_at_once(self) -> bool:

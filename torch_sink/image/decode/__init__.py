@@ -6,25 +6,28 @@ import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 from PIL import Image
 
+from torch_sink.common.arguments import explains_wrong_calls
+from torch_sink.common.transfer import to_device
 from torch_sink.errors import DecodeError
 from torch_sink.image.core.fallback import executing
 from torch_sink.image.core.settings import available_device, default_device
-from torch_sink.image.core.transfer import to_device
 from torch_sink.image.decode.providers import check_provider, decode_sources
 from torch_sink.image.decode.source import EncodedSource, PixelSource, encoded_source, read_file
 
 
+@explains_wrong_calls()
 def decode_images(
     sources: Sequence[bytes | str | Path],
     *,
     device: torch.device | str | None = None,
     provider: str | None = None,
-    mode: str = "RGB",
-    on_error: str = "raise",
+    mode: Literal["RGB", "L"] = "RGB",
+    on_error: Literal["raise", "none"] = "raise",
 ) -> list[torch.Tensor]:
     """Decodes images of any sizes and formats in one call.
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from torch_sink.image.core.transfer import host_buffer, pins, to_host
+from torch_sink.common.transfer import host_buffer, pins, to_host
 from torch_sink.image.decode.jpeg_block import JpegFiles, lay_out_jpegs
 from torch_sink.image.decode.jpeg_tables import JpegBatch, JpegPlan, plan_jpegs
 from torch_sink.image.decode.source import Box, Decoded, EncodedSource

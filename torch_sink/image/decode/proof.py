@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from PIL import Image
 
+from torch_sink.common.transfer import to_host
 from torch_sink.image.core.fallback import executing, image_of
 from torch_sink.image.core.proof import Proof
-from torch_sink.image.core.transfer import to_host
 from torch_sink.image.decode.source import Box, EncodedSource, encoded_source
 
 _SIZE = 67, 45  # width and height, pixels; no multiples of an MCU's

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from torch_sink.common import usable_cores
+from torch_sink.common.arguments import explains_wrong_calls
 from torch_sink.errors import DecodeError
 from torch_sink.image.core.settings import default_device
 from torch_sink.image.decode.proof import JPEG_KERNELS
@@ -264,6 +265,7 @@ def kernels_decode(device: torch.device) -> bool:
     return candidates(device)[0] is kernels and (bool(_named(device, None)) or kernels.is_right(device))
 
 
+@explains_wrong_calls()
 def set_decode_provider(name: str | None) -> None:
     """Chooses the provider that this process tries first wherever none is named, also for batches of the backend.
 

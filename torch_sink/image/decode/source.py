@@ -22,6 +22,8 @@ from torch_sink.image.core.fallback import executing
 from torch_sink.image.core.ops import Op, count_before_values, makes_floats, replay
 from torch_sink.image.decode.jpeg_header import JpegHeader, next_marker, read_jpeg_header
 
+IN_MEMORY = "an image in memory"  # in the place of a path
+
 
 class EncodedSource(NamedTuple):
     """A complete JPEG file that is not decoded yet."""
@@ -35,6 +37,10 @@ class EncodedSource(NamedTuple):
     def size(self) -> tuple[int, int]:
         """(width, height) in pixels."""
         return self.header.width, self.header.height
+
+    def is_sound(self) -> bool:
+        """Whether every byte of the file is such that `decode` cannot raise; what stock code decodes may be unsound."""
+        return read_jpeg_header(bytes(self.data), thorough=True) is not None and _opens(self)
 
     def open(self) -> Image.Image:
         """The file as stock Pillow opens it: the header is read, with its `info`."""
@@ -88,7 +94,7 @@ class PixelSource(NamedTuple):
     """Pixels that exist already, in a Pillow image that is never written to; mode "L", "RGB" or "P"."""
 
     image: Image.Image
-    path: str = "an image in memory"
+    path: str = IN_MEMORY
 
     @property
     def mode(self) -> str:
@@ -123,7 +129,7 @@ class BytesSource(PixelSource):
 
     __slots__ = ()
 
-    def __new__(cls, values: Values, path: str = "an image in memory") -> BytesSource:
+    def __new__(cls, values: Values, path: str = IN_MEMORY) -> BytesSource:
         return tuple.__new__(cls, (values, path))
 
     @property

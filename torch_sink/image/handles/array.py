@@ -14,7 +14,7 @@ from torch_sink.common import after_fork_in_child
 from torch_sink.image.core import settings, uses
 from torch_sink.image.core.fallback import executing, is_executing
 from torch_sink.image.decode.source import BytesSource, PixelSource, Values
-from torch_sink.image.handles.names import named_as
+from torch_sink.image.handles.names import StockType, named_as
 
 _BYTES = np.dtype(np.uint8)
 _making = threading.RLock()  # held while an image becomes ordinary
@@ -38,7 +38,7 @@ class _Pixels:
 
 
 @named_as(Image.Image)
-class ArrayImage(Image.Image):
+class ArrayImage(Image.Image, metaclass=StockType):
     """An ordinary Pillow image; whoever reads its pixels, or sets an attribute, makes it one of the stock class.
 
     Only what records looks at `lazy_values`: a batch takes the bytes as they are, and Pillow never unpacks them.
@@ -122,6 +122,15 @@ def from_buffer(stock: Callable[..., Image.Image]) -> Callable[..., Image.Image]
         return image
 
     return stand_in
+
+
+def agrees(image: Image.Image) -> bool:
+    """False where a program has written to the mode, the size, the palette or the `im` of a loaded image alone."""
+    if type(image) is ArrayImage:
+        return True
+    pixels: Any = image.__dict__.get("_im")
+    is_whole = getattr(pixels, "mode", None) == image.mode and pixels.size == image.size
+    return is_whole and (image.palette is None or image.mode == "P")
 
 
 def pixels_of(image: Image.Image) -> PixelSource:

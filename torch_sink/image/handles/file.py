@@ -13,6 +13,7 @@ import io
 import os
 import threading
 import weakref
+from abc import ABCMeta
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,7 @@ from torch_sink.image.core.ops import Op, replay
 from torch_sink.image.decode import proof
 from torch_sink.image.decode.jpeg_header import START_OF_IMAGE
 from torch_sink.image.decode.source import (
+    IN_MEMORY,
     BrokenSource,
     EncodedSource,
     PixelSource,
@@ -39,23 +41,30 @@ from torch_sink.image.decode.source import (
     read_file,
 )
 from torch_sink.image.handles.image import RECORDED_MODES, LazyImage, LazyPixels, handle_of_file, lazy_image
-from torch_sink.image.handles.names import named_as, stays
+from torch_sink.image.handles.names import StockType, named_as, stays
 from torch_sink.image.handles.tensor import LazyTensor
 
 
+class _StockFileType(StockType, ABCMeta):
+    """The class of the class of lazy files: newer releases of Pillow have an abstract class of files."""
+
+
 @named_as(JpegImageFile)
-class LazyJpegImageFile(LazyPixels, JpegImageFile):
+class LazyJpegImageFile(LazyPixels, JpegImageFile, metaclass=_StockFileType):
     """A `JpegImageFile` that has read its bytes and closed its file; its first operation gives a handle.
 
     `format`, `info`, `draft`, `verify`, `load` and the rest are Pillow's own. See `note_read` for what they find.
     """
 
     lazy_file_source: EncodedSource
+    lazy_tile: list[Any]  # `tile` when the file was opened; programs write to the list
 
     @property
     def waits(self) -> bool:
-        is_open = self.tile and self.fp is not None  # `verify` and the end of a `with` block close it
-        return self._im is None and not self.decoderconfig and bool(is_open or "lazy_used" in vars(self))
+        if self._im is not None:
+            return False
+        fields = vars(self)  # `verify` and the end of a `with` block close the file
+        return "lazy_used" in fields or (self.fp is not None and self.tile == fields.get("lazy_tile"))
 
     def lazy_handle(self) -> LazyImage | None:
         return lazy_image(self) if self.waits else None
@@ -63,7 +72,8 @@ class LazyJpegImageFile(LazyPixels, JpegImageFile):
     def note_read(self) -> None:
         if self.waits:
             vars(self).setdefault("lazy_used", uses.batches)
-            self.tile, self.fp, self.readonly = [], None, 0
+            vars(self).update(tile=[], fp=None)
+            self.readonly = 0
 
     def records(self) -> bool:
         """Whether a use is recorded. A second sample's finds the pixels, which stock code has since the first."""
@@ -83,10 +93,26 @@ class LazyJpegImageFile(LazyPixels, JpegImageFile):
                 self._read(source)
                 ledger.note_kept()
 
+    def end(self) -> None:
+        """Becomes the file that Pillow has by now, with its pixels or without."""
+        if "lazy_used" in vars(self):
+            self._read(self.lazy_file_source)
+        self._forget()
+        object.__setattr__(self, "__class__", JpegImageFile)
+
+    def draft(self, mode: str | None, size: tuple[int, int] | None) -> Any:
+        if self.waits and "lazy_used" not in vars(self):
+            self.end()  # it changes the state
+        return JpegImageFile.draft(self, mode, size)  # type: ignore[arg-type]
+
     def _read(self, source: EncodedSource) -> None:
         image = source.open()
         image.load()
         self.im = image.im
+
+    def may_raise(self) -> bool:
+        source = vars(self).get("lazy_file_source")
+        return source is not None and not source.is_sound()
 
     def _load(self) -> Any:
         source = vars(self).get("lazy_file_source")
@@ -124,13 +150,13 @@ def jpeg_factory(stock: Callable[..., Any], fp: Any, filename: Any = None) -> An
     fp.seek(0)
     data = fp.read()
     name = filename or getattr(fp, "name", None)
-    source = encoded_source(data, str(name or "an image in memory"))
+    source = encoded_source(data, str(name or IN_MEMORY))
     if source is None:
         fp.seek(position)
         vars(image)["lazy_name"] = name  # for messages, when the file is closed
         return image
     image.__class__ = LazyJpegImageFile
-    image.lazy_file_source = source  # type: ignore[attr-defined]
+    vars(image).update(lazy_file_source=source, lazy_tile=list(image.tile))
     image.fp = io.BytesIO(data)
     image.fp.seek(position)
     if filename:
@@ -240,6 +266,7 @@ def _decode_file(stock: Callable[..., Any], data: Any, mode: int, apply_exif_ori
 
 def _decode_pixels(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Pixels that stock code decoded, as a handle on which operations record."""
+    path = _path_of(args[0])  # which an error's message takes from here
     pixels = stock(*args, **kwargs)
     if pixels.dtype != torch.uint8 or pixels.ndim != 3 or pixels.shape[0] not in (1, 3):
         shape = "x".join(map(str, pixels.shape[:-2]))
@@ -249,7 +276,7 @@ def _decode_pixels(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         report_fallback("torchvision.io", "turned by its EXIF data")
         return pixels
     array = pixels.permute(1, 2, 0).numpy()
-    source = PixelSource(image_of(array if len(pixels) == 3 else array[:, :, 0]), _path_of(args[0]))
+    source = PixelSource(image_of(array if len(pixels) == 3 else array[:, :, 0]), path or IN_MEMORY)
     return LazyTensor(source, (Op("pil_to_tensor"),), tuple(pixels.shape), torch.uint8)  # type: ignore[arg-type]
 
 
@@ -259,7 +286,7 @@ def _source(data: torch.Tensor, mode: int) -> EncodedSource | None:
     if mode not in (unchanged, gray, rgb) or data.dtype != torch.uint8 or data.ndim != 1 or data.device.type != "cpu":
         return None
     # Stock code raises here, so nothing may raise later.
-    source = encoded_source(data.numpy().tobytes(), _path_of(data), thorough=True)
+    source = encoded_source(data.numpy().tobytes(), _path_of(data) or IN_MEMORY, thorough=True)
     if source is None or source.header.scan is None or source.header.scan.sampling in _samplings_of_their_own():
         return None
     if mode == rgb:
@@ -269,8 +296,9 @@ def _source(data: torch.Tensor, mode: int) -> EncodedSource | None:
 
 
 def _path_of(data: torch.Tensor) -> str:
+    """The path of the file that was read last if these are its bytes, else ""."""
     file, path = getattr(_last_read, "file", (None, ""))
-    return path if file is not None and file() is data else "an image in memory"
+    return path if file is not None and file() is data else ""
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import operator
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -19,7 +19,7 @@ from PIL import Image
 from torch_sink.errors import DecodeError
 from torch_sink.image.core import settings, uses
 from torch_sink.image.core.fallback import executing, is_executing, ledger, report_fallback
-from torch_sink.image.core.ops import Op
+from torch_sink.image.core.ops import STOCK, Op
 from torch_sink.image.decode.source import (
     EncodedSource,
     PixelSource,
@@ -29,12 +29,14 @@ from torch_sink.image.decode.source import (
     made_here,
     replayed,
 )
-from torch_sink.image.handles.array import ArrayImage, pixels_of
-from torch_sink.image.handles.names import PixelAccess, StockType, named_as, stays, unpickled
+from torch_sink.image.handles.array import ArrayImage, agrees, pixels_of
+from torch_sink.image.handles.names import PixelAccess, StockType, named_as, stays, stock_type, unpickled
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage, give_pixels
 from torch_sink.image.operations import RECORDERS
 
 RECORDED_MODES = ("L", "RGB")
+# What Pillow's methods write to an image besides its pixels.
+_STATE = frozenset(("_mode", "_size", "palette", "tile", "decoderconfig", "__class__"))
 _LOADS_FOR_THE_HEADER = ("exif_transpose",)  # of Pillow's own functions
 
 
@@ -52,16 +54,23 @@ def _recording(name: str) -> Any:
 
 
 class LazyPixels(Image.Image):
-    """The base of both kinds of lazy Pillow image: its pixels are made when they are first read."""
+    """The base of both kinds of lazy Pillow image: its pixels are made when they are first read.
+
+    What is recorded begins with the state in which an image was made. Whatever writes to that state ends the recording
+    first: the image then is what it is in stock code, and Pillow's own code goes on with it. `info` is a dict that
+    programs write to, so each recorded call takes it along.
+    """
 
     @property
     def waits(self) -> bool:
         """False once the pixels were made."""
         raise NotImplementedError
 
+    may_raise: Callable[[], bool]  # whether making the pixels could, because of a damaged file
     _load: Callable[[], Any]  # makes the pixels, and returns Pillow's access to them
     lazy_handle: Callable[[], LazyImage | None]  # the handle that calls are recorded on; None once there are pixels
     keep_pixels: Callable[[], None]  # makes the pixels of an image that is used again, so that no later use decodes
+    end: Callable[[], None]  # stops recording, before its state changes
 
     crop = _recording("crop")
     filter = _recording("filter")
@@ -85,13 +94,13 @@ class LazyPixels(Image.Image):
     @im.setter
     def im(self, value: Any) -> None:
         if self.waits:
-            self.info  # noqa: B018 - the file is asked for it while it is there
+            self.info, self.palette  # noqa: B018 - the source is asked for them while it is there
         self.__dict__["_im"] = value
         self._forget()
 
     def _forget(self) -> None:
         """Drops the file and the recorded calls, once the image has other pixels."""
-        for field in ("lazy_source", "lazy_ops", "lazy_file_source", "lazy_used", "lazy_has_views", "lazy_first"):
+        for field in _FIELDS:
             self.__dict__.pop(field, None)
 
     def note_read(self) -> None:
@@ -102,17 +111,48 @@ class LazyPixels(Image.Image):
         caller = sys._getframe(1)
         inside = caller.f_globals.get("__name__", "").startswith(("PIL.", "torch_sink.image."))
         goes_on = inside and caller.f_code.co_name not in _LOADS_FOR_THE_HEADER
-        # Pillow and this package call `load()` to use the pixels next.
-        if goes_on or is_executing() or not self.waits:
+        # Pillow and this package call `load()` to use the pixels next; other code, to have the errors of a file here.
+        if goes_on or is_executing() or not self.waits or self.may_raise():
             return self._load()
         self.note_read()
         return PixelAccess(self._load)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "__class__":  # a cast to a class that expects pixels
-            self._load()
-            self._forget()
-        super().__setattr__(name, value)
+        if name in _STATE and self.waits:
+            self.end()
+        if name == "__class__":
+            LazyPixels._forget(self)  # of a file the class has changed by now
+        object.__setattr__(self, name, value)
+
+    def __eq__(self, other: Any) -> bool:
+        if stock_type(type(self)) is not stock_type(type(other)) or (self.mode, self.size) != (other.mode, other.size):
+            return False
+        return _as_pillows(self) == _as_pillows(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+_FIELDS = (
+    "lazy_source", "lazy_ops", "lazy_file_source", "lazy_tile", "lazy_used", "lazy_has_views", "lazy_first",
+)  # fmt: skip
+
+
+def _as_pillows(image: Image.Image) -> Image.Image:
+    """An image of Pillow's class with the pixels and the other fields of `image`."""
+    image.load()
+    made = Image.Image()
+    made.__dict__.update(image.__dict__)
+    return made
+
+
+class _Palette:
+    """The `palette` of a handle of colors that a palette holds: programs write to it, so it comes with the pixels."""
+
+    def __get__(self, image: Any, kind: type) -> Any:
+        if image is None:
+            return self
+        image.end()
+        return image.__dict__["palette"]
 
 
 @named_as(Image.Image)
@@ -133,7 +173,8 @@ class LazyImage(LazyPixels, metaclass=StockType):
         # The fields of Image.Image, filled directly: its __init__ would use the `im` setter, and `update` is slow.
         fields = self.__dict__
         fields["_im"], fields["_mode"], fields["_size"] = None, mode, size
-        fields["palette"] = source.image.palette.copy() if mode == "P" else None  # type: ignore[union-attr]
+        if mode != "P":
+            fields["palette"] = None
         fields["_readonly"], fields["_exif"] = 0, None
         fields["lazy_source"], fields["lazy_ops"] = source, ops
         if not ledger.has_recorded:
@@ -145,6 +186,14 @@ class LazyImage(LazyPixels, metaclass=StockType):
         return self.__dict__["_im"] is None
 
     waits = is_recording
+    palette: Any = _Palette()
+
+    def end(self) -> None:
+        self._load()
+
+    def may_raise(self) -> bool:
+        source = self.__dict__["lazy_source"]
+        return isinstance(source, EncodedSource) and not source.is_sound()
 
     def lazy_handle(self) -> LazyImage | None:
         return self if self.is_recording else None
@@ -167,13 +216,9 @@ class LazyImage(LazyPixels, metaclass=StockType):
         recorded = LazyImage(source, calls, size or fields["_size"], mode or fields["_mode"])
         if waits:  # for its own rows, or for those that a second view needs as well
             fields["lazy_first"] = weakref.ref(recorded), threading.get_ident()
-        return recorded._with_info(self) if "info" in fields and all(map(_keeps_info, ops)) else recorded
-
-    def _with_info(self, other: Image.Image) -> LazyImage:
-        """This handle with a copy of the `info` of another image, where that was read or written."""
-        if "info" in other.__dict__:
-            self.__dict__["info"] = dict(other.info)
-        return self
+        if "info" in fields or (type(source) is PixelSource and "transparency" in source.image.info):
+            recorded.__dict__["info"] = _info_after(ops, _copied_info(self), fields["_mode"])
+        return recorded
 
     def recipe(self) -> tuple[Source, tuple[Op, ...]]:
         """The source and the calls that a new handle begins with; a second sample's begins with finished pixels.
@@ -217,20 +262,23 @@ class LazyImage(LazyPixels, metaclass=StockType):
                 if isinstance(source, PixelSource) and image is source.image:
                     image = image.copy()  # the program may write to this image
             self.__dict__.setdefault("info", image.info)
+            self.__dict__.setdefault("palette", image.palette)
             # In one step: another thread may be recording on this image.
             self.__dict__.update({"_im": image.im, "lazy_source": PixelSource(image, source.path), "lazy_ops": ()})
         return Image.Image.load(self)
+
+    def close(self) -> None:
+        self.palette  # noqa: B018 - it outlives the pixels
+        super().close()
 
     @property
     def info(self) -> dict[Any, Any]:
         fields = self.__dict__
         if "info" not in fields:
-            if all(map(_keeps_info, fields["lazy_ops"])):
-                source = fields["lazy_source"]
-                fields["info"] = dict((source.open() if isinstance(source, EncodedSource) else source.image).info)
-            else:
-                with executing():
-                    self.load()
+            source, ops = _source_and_ops(fields)
+            is_kept = all(op.name.startswith("pil.") for op in ops)
+            opened = (source.open() if isinstance(source, EncodedSource) else source.image) if is_kept else None
+            fields.setdefault("info", {} if opened is None else _info_after(ops, _copied_info(opened), source.mode))
         return fields["info"]
 
     @info.setter
@@ -252,13 +300,6 @@ class LazyImage(LazyPixels, metaclass=StockType):
     def __setstate__(self, state: dict[str, Any]) -> None:  # type: ignore[override]
         self.__dict__.update(state)
 
-    def __eq__(self, other: Any) -> bool:
-        # Pillow compares classes first, and both objects would be of the class `Image` in stock code.
-        is_image = type(other) in (LazyImage, ArrayImage, Image.Image)
-        return is_image and self._new(self.im) == (other._new(other.im) if type(other) is LazyImage else other)
-
-    __hash__ = None  # type: ignore[assignment]
-
     convert = _recording("convert")
 
     def as_tensor(self, op: Op, dtype: torch.dtype, *, as_tv_image: bool = False) -> LazyTensor | LazyTVImage:
@@ -276,9 +317,27 @@ for _kind in HANDLES:
 _source_and_ops = operator.itemgetter("lazy_source", "lazy_ops")
 
 
-def _keeps_info(op: Op) -> bool:
-    """True for a call whose result has the `info` of the image that it is called on."""
-    return op.name.startswith("pil.") and not op.operation.loses_info(op)
+# The `info` of a new image: a copy, of whose lists the newest releases of Pillow make copies too.
+_copied_info: Callable[[Any], dict[Any, Any]] = getattr(Image.Image, "_copy_info", lambda image: image.info.copy())
+
+
+def _info_after(ops: Sequence[Op], info: dict[Any, Any], mode: str) -> dict[Any, Any]:
+    """The `info` of what calls on a Pillow image make of it; `info` and `mode` are those before the calls.
+
+    A transparent color becomes another one where colors do: stock code converts it, with an image of one pixel.
+    """
+    for op in ops:
+        if not op.name.startswith("pil."):
+            info = {}
+        elif "transparency" in info:
+            image = Image.new(mode, (1, 1))
+            image.info = info
+            with executing():
+                image = STOCK[op.name](image, *op.args)
+            info, mode = image.info, image.mode
+        elif op.operation.loses_info(op):
+            info = {}
+    return info
 
 
 def lazy_image(image: Image.Image, *, palettes: bool = False) -> LazyImage | None:
@@ -307,6 +366,9 @@ def lazy_image(image: Image.Image, *, palettes: bool = False) -> LazyImage | Non
     if type(image) is not ArrayImage and (is_known or (palettes and image.mode == "P")):
         with executing():
             image.load()  # an unread file of another format, or a handle of a palette image
+        if not agrees(image):
+            report_fallback("Pillow image", "its mode, size or palette was changed, and its pixels were not")
+            return None
     if not is_known and not (palettes and has_plain_palette(image)):
         # The values of a palette image may be classes, which a conversion would destroy.
         advice = "" if image.mode == "P" else ": convert it to 'RGB' or 'L' first"
@@ -317,4 +379,7 @@ def lazy_image(image: Image.Image, *, palettes: bool = False) -> LazyImage | Non
 
 def handle_of_file(image: Image.Image, source: EncodedSource) -> LazyImage:
     """The handle of an open file whose pixels were not read, with the file's `info` as the program left it."""
-    return LazyImage(source, (), source.size, source.mode)._with_info(image)
+    handle = LazyImage(source, (), source.size, source.mode)
+    converted = () if source.mode == image.mode else (Op("pil.convert", (source.mode,)),)
+    handle.__dict__["info"] = _info_after(converted, _copied_info(image), image.mode)
+    return handle

@@ -2,25 +2,67 @@
 
 from __future__ import annotations
 
+import copyreg
 import importlib
+import operator
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from PIL import Image
 
 Class = TypeVar("Class", bound=type)
 
+# {class of lazy images or tensors: the stock class that its objects stand for}.
+STOCK_TYPES: dict[type, type] = {}
+
 
 def named_as(stock: type) -> Callable[[Class], Class]:
-    """Gives a class the name of the stock class that its objects stand for; pickles find it by `lazy_class`."""
+    """Makes a class go by the name of the stock class that its objects stand for; pickles find it by `lazy_class`."""
 
     def name(cls: Class) -> Class:
         cls.lazy_class = cls.__module__, cls.__qualname__  # type: ignore[attr-defined]
         cls.__module__, cls.__qualname__, cls.__name__ = stock.__module__, stock.__qualname__, stock.__name__
+        STOCK_TYPES[cls] = stock
         return cls
 
     return name
+
+
+def stock_type(kind: type) -> type:
+    """The stock class that objects of a class stand for; of any other class, the class itself."""
+    return STOCK_TYPES.get(kind, kind)
+
+
+def _reduced(cls: type) -> tuple[Callable[..., Any], tuple[Any, ...]] | str:
+    # A pickle holds only what any Python has: whoever reads it may not have this package.
+    return (operator.itemgetter(0), ((STOCK_TYPES[cls],),)) if cls in STOCK_TYPES else cls.__qualname__
+
+
+class StockType(type):
+    """The class of lazy classes, which hold for the stock class: programs ask `isinstance(made, type(given))`.
+
+    A lazy class that travels in a pickle, such as a key of a dict, arrives as the stock class. In this package,
+    `isinstance` therefore asks for a base of these classes, and `type(...) is` for one of them.
+    """
+
+    def __init_subclass__(cls) -> None:
+        copyreg.pickle(cls, _reduced)  # type: ignore[arg-type]
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        stock = STOCK_TYPES.get(cls)
+        return super().__instancecheck__(instance) if stock is None else isinstance(instance, stock)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        stock = STOCK_TYPES.get(cls)
+        # Not `issubclass`: an abstract stock class would ask its subclasses, of which this is one.
+        return super().__subclasscheck__(subclass) if stock is None else type.__subclasscheck__(stock, subclass)
+
+
+copyreg.pickle(StockType, _reduced)  # type: ignore[arg-type]
+
+
+class StockTensorType(StockType, torch._C._TensorMeta):
+    """The class of the classes of lazy tensors."""
 
 
 def stays(protocol: Any) -> bool:
@@ -69,7 +111,7 @@ def written(function: Any) -> str:
 class PixelAccess:
     """What `load()` returns to code outside Pillow: it makes the pixels when one of them is read or written.
 
-    Most callers of `load()` want the file read and its errors raised, which has happened by then.
+    Most callers of `load()` want the file read and its errors raised. A file that could raise was decoded instead.
     """
 
     def __init__(self, load: Callable[[], Any]) -> None:
@@ -80,16 +122,3 @@ class PixelAccess:
 
     def __setitem__(self, position: Any, value: Any) -> None:
         self._load()[position] = value
-
-
-class StockType(type):
-    """Makes every Pillow image an instance of `LazyImage`, as it is one of `Image`, for which `LazyImage` stands.
-
-    Libraries look at that: they cast the result of a call to the class of its argument where that is a subclass.
-    """
-
-    def __instancecheck__(cls, instance: object) -> bool:
-        return isinstance(instance, Image.Image)
-
-    def __subclasscheck__(cls, subclass: type) -> bool:
-        return issubclass(subclass, Image.Image)

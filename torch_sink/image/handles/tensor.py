@@ -17,14 +17,14 @@ from torchvision.tv_tensors import _torch_function_helpers as return_types
 from torch_sink.image.core import settings, uses
 from torch_sink.image.core.arguments import is_scaled_bytes
 from torch_sink.image.core.fallback import executing, ledger, report_fallback
-from torch_sink.image.core.ops import Op, Recorder, replay
+from torch_sink.image.core.ops import PIXELS, Op, Recorder, replay
 from torch_sink.image.decode.source import EncodedSource, FinishedSource, Source, made_here, replayed
 from torch_sink.image.handles.lazy import Lazy, without_memory
-from torch_sink.image.handles.names import named_as, stays, unpickled, written
+from torch_sink.image.handles.names import StockTensorType, named_as, stays, unpickled, written
 from torch_sink.image.operations import RECORDERS
 
 
-class _Handle(Lazy):
+class Handle(Lazy):
     """The base of both kinds of handle: a source, and the calls recorded on it."""
 
     lazy_class: ClassVar[tuple[str, str]]
@@ -82,6 +82,8 @@ class _Handle(Lazy):
         `is_view`: stock code's result shares memory with the tensor that it is called on.
         """
         fields = self.__dict__
+        if fields["lazy_dtype"] not in PIXELS and not (op.operation.is_value or op.operation.moves):
+            return NotImplemented
         ops = (*fields["lazy_ops"], op)
         made = type(self)(fields["lazy_source"], ops, shape or fields["lazy_shape"], dtype or fields["lazy_dtype"])  # type: ignore[call-arg]
         return self.lend_to(made) if is_view else made
@@ -103,7 +105,7 @@ class _Handle(Lazy):
     @property
     def changes_in_place(self) -> bool:
         """True where a call in place can be recorded: the program holds no other part of the memory that it changes."""
-        if is_expanded(self.lazy_ops):
+        if is_expanded(self.lazy_ops) or self.lazy_dtype not in PIXELS:
             return False
         return bool(self._twins()) or (not self.lazy_views and _is_last_of_its_memory(self))
 
@@ -121,10 +123,10 @@ class _Handle(Lazy):
         found: list[Any] = [self]
         while found[0].lazy_base is not None:
             found[0] = found[0].lazy_base
-            if not isinstance(found[0], _Handle):
+            if not isinstance(found[0], Handle):
                 return []
         for handle in found:
-            if not isinstance(handle, _Handle) or len(handle.lazy_ops) != len(self.lazy_ops):
+            if not isinstance(handle, Handle) or len(handle.lazy_ops) != len(self.lazy_ops):
                 return []
             found += handle.lazy_views
         return found
@@ -213,7 +215,7 @@ class _Handle(Lazy):
 
 
 @named_as(torch.Tensor)
-class LazyTensor(_Handle, torch.Tensor):  # type: ignore[misc, override]
+class LazyTensor(Handle, torch.Tensor, metaclass=StockTensorType):  # type: ignore[misc, override]
     """A pure tensor [C, H, W] that `ToTensor` or `PILToTensor` would return; uint8 in [0, 255] or float in [0, 1]."""
 
     @staticmethod
@@ -222,7 +224,7 @@ class LazyTensor(_Handle, torch.Tensor):  # type: ignore[misc, override]
 
 
 @named_as(tv_tensors.Image)
-class LazyTVImage(_Handle, tv_tensors.Image):
+class LazyTVImage(Handle, tv_tensors.Image, metaclass=StockTensorType):
     """A `tv_tensors.Image` [C, H, W] that `ToImage` would return; uint8 in [0, 255] or float."""
 
     @staticmethod
@@ -239,8 +241,8 @@ def give_pixels(first: tuple[weakref.ref[Any], int] | None, source: Source, done
     Only where the program holds the view, nobody read its values, and this thread made it: another may be reading it.
     """
     view: Any = first[0]() if first is not None and first[1] == threading.get_ident() else None
-    fields = vars(view) if isinstance(view, (*HANDLES, Image.Image)) else {}
-    is_alone = not isinstance(view, HANDLES) or (view.lazy_base is None and not view.lazy_views)
+    fields = vars(view) if isinstance(view, (Handle, Image.Image)) else {}
+    is_alone = not isinstance(view, Handle) or (view.lazy_base is None and not view.lazy_views)
     if is_alone and isinstance(fields.get("lazy_source"), EncodedSource):
         before = fields["lazy_ops"]
         fields["lazy_source"], fields["lazy_ops"] = made_here(source, before[done:])
@@ -252,7 +254,7 @@ def _is_last_of_its_memory(view: Any) -> bool:
     base = view.lazy_base
     if base is None:
         return True
-    if not isinstance(base, _Handle) or len(base.lazy_views) > 1 or is_expanded(base.lazy_ops):
+    if not isinstance(base, Handle) or len(base.lazy_views) > 1 or is_expanded(base.lazy_ops):
         return False
     del base
     return _references_to_base(view) == _LEAST_REFERENCES and _is_last_of_its_memory(view.lazy_base)
@@ -298,8 +300,8 @@ def _on_handles(recorder: Recorder, keeps_type: bool) -> Recorder:
     return record
 
 
-RECORDED = _Handle.calls = {
-    function: _on_handles(recorder, function is torch.Tensor.to)
+RECORDED = Handle.calls = {
+    function: _on_handles(recorder, function in (torch.Tensor.to, torch.Tensor.clone, torch.Tensor.detach))
     for function, recorder in RECORDERS.items()
     if callable(function)
 }

@@ -11,6 +11,7 @@ from torch_sink.image.operations import (  # noqa: F401  they fill the registrie
     filters,
     flips,
     mixes,
+    pointwise,
     resize,
     tones,
     transform,

@@ -38,7 +38,7 @@ functional(
         ],
         "RandomPhotometricDistort": [sample(p=1.0), sample(p=0.0, label="p=0")],
     },
-    clamps=True,
+    clamps=always,
     loses_info=always,
 )
 
@@ -67,7 +67,7 @@ functional(
     by_formula("adjust_contrast", _lower_contrast, FAMILIES),
     lambda a: (a.factor(),),
     promise=BLENDED,
-    clamps=True,
+    clamps=always,
     loses_info=always,
 )
 
@@ -93,7 +93,7 @@ functional(
     by_formula("adjust_saturation", _lower_saturation, FAMILIES),
     lambda a: (a.factor(),),
     promise=BLENDED,
-    clamps=True,
+    clamps=always,
 )
 
 # --- hue

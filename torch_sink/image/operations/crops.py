@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torchvision.transforms import _functional_tensor as F_tensor
 from torchvision.transforms.v2 import functional as F_v2
 from torchvision.transforms.v2.functional._geometry import (
@@ -21,6 +22,7 @@ from torch_sink.image.core.ops import RECORDERS, Op, Operation, always, both
 from torch_sink.image.operations.colors import permute_channels
 from torch_sink.image.operations.flips import flip, flip_vertically
 from torch_sink.image.operations.functionals import functional
+from torch_sink.image.operations.pointwise import fill_where, is_mask
 from torch_sink.triton_kernels.rows import FIRST_OUTPUT, Kind
 
 # --- to kernel work
@@ -89,6 +91,36 @@ def remap(lowered: LoweredImage, x_table: np.ndarray, y_table: np.ndarray, fill:
 # --- crops
 
 
+class _Sized:
+    """What `Image.crop` needs of an image, without pixels."""
+
+    _crop = Image.Image._crop
+
+    def __init__(self, size: tuple[int, int]) -> None:
+        self.size, self.im = size, self
+
+    def crop(self, *_: Any) -> None:
+        """Stands for the methods that Pillow calls."""
+
+    load = copy = _new = crop
+
+
+def check_size(size: tuple[int, int], box: tuple[int, int, int, int]) -> None:
+    """Warns and raises as Pillow does where it crops: a box with more than `Image.MAX_IMAGE_PIXELS` may be an attack.
+
+    `size` is that of the image, (width, height).
+    """
+    most, (left, upper, right, lower) = Image.MAX_IMAGE_PIXELS, box
+    if most is not None and (right - left) * (lower - upper) > most:
+        Image.Image.crop(_Sized(size), box)  # type: ignore[arg-type]
+
+
+def _cropped_image(image: Image.Image, box: tuple[int, int, int, int]) -> Image.Image:
+    """As `image.crop`, without the check of the size, which was made when the call was recorded."""
+    image.load()
+    return image._new(image.im.crop(box))
+
+
 def _crop(family: str, handle: Any, top: Any, left: Any, height: Any, width: Any) -> Any:
     return crop(family, handle, top, left, height, width)
 
@@ -118,7 +150,8 @@ def _crop_image(image: Any, box: Any = None) -> Any:
     left, upper, right, lower = map(int, map(round, box))
     if right <= left or lower <= upper:
         return NotImplemented
-    return image.record(Op("pil.crop", ((left, upper, right, lower),)), size=(right - left, lower - upper))
+    check_size(image.size, inner := (left, upper, right, lower))
+    return image.record(Op("pil.crop", (inner,)), size=(right - left, lower - upper))
 
 
 def _center_crop(family: str, handle: Any, output_size: Any) -> Any:
@@ -155,7 +188,7 @@ def _ten_crop(family: str, handle: Any, size: Any, vertical_flip: bool = False) 
 Operation(
     "crop",
     stock={
-        "pil.crop": lambda image, box: image.crop(box),
+        "pil.crop": _cropped_image,
         **{"v1.crop": F_tensor.crop, "v2.crop": F_v2.crop_image},
     },
     lower={"pil.crop": _lower_crop_image, **both("crop", shift)},
@@ -201,7 +234,9 @@ def _index(handle: Any, index: Any) -> Any:
 
 
 def _assign(handle: Any, index: Any, value: Any) -> Any:
-    """Records `image[:, top:bottom, left:right] = values`, as other libraries erase a box."""
+    """Records `image[:, top:bottom, left:right] = values`, as some libraries erase a box, or `image[mask] = value`."""
+    if is_mask(index):
+        return fill_where(handle, index, value, in_place=True)
     box = _box(handle, index) if type(index) is tuple and type(value) is torch.Tensor else None
     return NotImplemented if box is None else RECORDERS["v1.erase"](handle, *box, value, inplace=True)
 

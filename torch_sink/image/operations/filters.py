@@ -16,7 +16,7 @@ from torchvision.transforms.v2.functional import _misc as v2_misc
 from torch_sink.image.core.arguments import is_number, is_rounded_by_torch
 from torch_sink.image.core.examples import Arguments, Example, of_method, sample
 from torch_sink.image.core.lowering import FAMILIES, LoweredImage, by_formula, float_bits
-from torch_sink.image.core.ops import EXACT_BYTES, NUMERIC, ROUNDED, Op, Operation
+from torch_sink.image.core.ops import EXACT_BYTES, NUMERIC, ROUNDED, Op, Operation, always
 from torch_sink.image.operations.functionals import adjusted, functional, stock_of
 from torch_sink.triton_kernels.rows import Formula, Kind
 
@@ -262,5 +262,5 @@ functional(
     lambda a: (a.factor(),),
     promise=EXACT_BYTES,
     transforms={"RandomAdjustSharpness": [sample(2.0, p=1.0)]},
-    clamps=True,
+    clamps=always,
 )

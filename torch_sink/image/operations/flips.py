@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torchvision.transforms import InterpolationMode as Mode
 from torchvision.transforms import _functional_tensor as F_tensor
 from torchvision.transforms.v2 import functional as F_v2
 
-from torch_sink.image.core.examples import Example, of_method, sample
+from torch_sink.image.core.examples import Arguments, Example, of_method, sample
 from torch_sink.image.core.lowering import LoweredImage, byte_fill
 from torch_sink.image.core.ops import Op, Operation, always
 from torch_sink.triton_kernels.rows import Kind
@@ -74,19 +75,33 @@ for _word, _letter, _record in (("horizontal", "h", flip), ("vertical", "v", fli
     )
 
 
-def _flip(handle: Any, dims: Any, second: Any = None) -> Any:
-    """Records a flip of rows or columns; a flip of channels runs in stock code, for the strides of its result."""
-    given = (dims,) if type(dims) is int else tuple(dims) if isinstance(dims, (list, tuple)) else ()
-    given += () if second is None else (second,)
-    axes = {dim % 3 for dim in given if type(dim) is int and -3 <= dim < 3}
-    if len(axes) != len(given) or not axes or 0 in axes:
-        return NotImplemented
-    for axis, name in ((1, "v1.vflip"), (2, "v1.hflip")):
+def _axes(*dims: Any) -> tuple[int, ...]:
+    """Dimensions, given one by one or as a sequence, as the axes 0 to 2; () where they are others, or one twice."""
+    given = dims[0] if len(dims) == 1 and isinstance(dims[0], (list, tuple)) else dims
+    axes = tuple(dim % 3 for dim in given if type(dim) is int and -3 <= dim < 3)
+    return axes if len({*axes}) == len(given) else ()
+
+
+def _flip(handle: Any, *dims: Any) -> Any:
+    axes = _axes(*dims)
+    for axis, name in enumerate(("flip of channels", "v1.vflip", "v1.hflip")):
         handle = handle.record(Op(name)) if axis in axes else handle
-    return handle
+    return handle if axes else NotImplemented
 
 
-Operation("flip of tensors", stock={}, record=dict.fromkeys((torch.flip, torch.Tensor.flip), _flip))
+def _lower_flip_of_channels(lowered: LoweredImage) -> None:
+    if lowered.channels == 3:
+        lowered.add(Kind.PERMUTE, 2, 1, 0)
+
+
+Operation(
+    "flip of tensors",
+    # Not a permutation, whose result has other strides.
+    stock={"flip of channels": lambda image: image.flip(0)},
+    record={torch.flip: lambda handle, dims: _flip(handle, dims), torch.Tensor.flip: _flip},
+    lower=_lower_flip_of_channels,
+    examples=lambda a: [] if a.is_pillow else [Example("flip", run=lambda image: image.flip(0, 1, 2))],
+)
 
 # --- turns
 
@@ -125,15 +140,83 @@ def _lower_turns(lowered: LoweredImage, turns: int) -> None:
         _lower_transpose(lowered, _TURNS[turns])
 
 
+def _rot90(handle: Any, k: Any = 1, dims: Any = (0, 1)) -> Any:
+    axes = _axes(dims)
+    if type(k) is not int or {*axes} != {1, 2}:
+        return NotImplemented
+    turns = (k if axes == (1, 2) else -k) % 4
+    return turned(handle, turns) if turns else _clone(handle, torch.contiguous_format)
+
+
+def _turn_examples(a: Arguments) -> Iterator[Example]:
+    yield Example("rotate", (90.0, Mode.BILINEAR), {"expand": True}, "BILINEAR, a quarter turn")
+    if not a.is_pillow:
+        yield Example("rot90", run=lambda image: image.rot90(1, (1, 2)))
+
+
 Operation(
     "quarter turns",
     stock={"v2.quarter_turns": lambda image, turns: image.rot90(turns, (-2, -1)) if turns else image.clone()},
+    record=dict.fromkeys((torch.rot90, torch.Tensor.rot90), _rot90),
     lower=_lower_turns,
-    examples=lambda a: [Example("rotate", (90.0, Mode.BILINEAR), {"expand": True}, "BILINEAR, a quarter turn")],
+    examples=_turn_examples,
+    moves=True,
+    changes_layout=always,
+)
+
+
+def _transposed(handle: Any, *dims: Any) -> Any:
+    """Records a view with rows and columns exchanged, for the two of them or none."""
+    if dims and {*_axes(*dims)} != {1, 2}:
+        return NotImplemented
+    channels, height, width = handle.lazy_shape
+    return handle.record(Op("transposed"), shape=(channels, width, height), is_view=True)
+
+
+def _permuted(handle: Any, *dims: Any) -> Any:
+    return _transposed(handle) if _axes(*dims) == (0, 2, 1) else NotImplemented
+
+
+_TRANSPOSED_BY = [
+    getattr(owner, name) for owner in (torch, torch.Tensor) for name in ("transpose", "swapaxes", "swapdims")
+]
+
+Operation(
+    "rows and columns",
+    stock={"transposed": lambda image: image.transpose(-2, -1)},
+    record={
+        **dict.fromkeys(_TRANSPOSED_BY, lambda handle, dim0, dim1: _transposed(handle, dim0, dim1)),
+        torch.Tensor.mT.__get__: lambda handle: _transposed(handle),  # type: ignore[attr-defined]
+        torch.permute: lambda handle, dims: _permuted(handle, dims),
+        torch.Tensor.permute: _permuted,
+    },
+    lower=functools.partial(_lower_transpose, method=Image.Transpose.TRANSPOSE),
+    examples=lambda a: [] if a.is_pillow else [Example("transpose", run=lambda image: image.transpose(1, 2))],
+    moves=True,
     changes_layout=always,
 )
 
 # --- memory
+
+
+def _clone(handle: Any, memory_format: torch.memory_format = torch.preserve_format) -> Any:
+    known = memory_format in (torch.preserve_format, torch.contiguous_format)
+    return handle.record(Op("clone", (memory_format,))) if known else NotImplemented
+
+
+Operation(
+    "clone",
+    stock={"clone": lambda image, memory_format: image.clone(memory_format=memory_format)},
+    record=dict.fromkeys((torch.clone, torch.Tensor.clone), _clone),
+    examples=lambda a: [] if a.is_pillow else [Example("clone", run=lambda image: image.clone())],
+    moves=True,
+)
+# Another tensor of the same memory.
+Operation(
+    "detach",
+    stock={},
+    record=dict.fromkeys((torch.detach, torch.Tensor.detach), lambda handle: handle.record_as(type(handle))),
+)
 
 
 def _contiguous(handle: Any, memory_format: torch.memory_format = torch.contiguous_format) -> Any:

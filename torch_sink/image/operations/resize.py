@@ -19,7 +19,7 @@ from torch_sink.image.core.examples import Arguments, Example, interpolations, s
 from torch_sink.image.core.lowering import LoweredImage, ResizeWeights
 from torch_sink.image.core.ops import CLOSE, EXACT, MOVED, NUMERIC, Op, Operation, Promise
 from torch_sink.image.operations import resize_tables as tables
-from torch_sink.image.operations.crops import crop, remap
+from torch_sink.image.operations.crops import check_size, crop, remap
 from torch_sink.triton_kernels.rows import Kind
 
 NEAREST_MODES = (Mode.NEAREST, Mode.NEAREST_EXACT)
@@ -71,6 +71,7 @@ def _resized_crop_image(
     box = left, top, left + width, top + height
     if not (0 <= box[0] < box[2] <= image.size[0] and 0 <= box[1] < box[3] <= image.size[1]):
         return NotImplemented
+    check_size(image.size, box)
     sides, ops = (size[1], size[0]), [Op("pil.crop", (box,))]
     if sides != (width, height):
         ops.append(Op("pil.resize", (sides, int(filter_of(image, resample)))))

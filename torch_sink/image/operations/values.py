@@ -23,6 +23,7 @@ from torch_sink.image.core.examples import STATISTICS, Arguments, Example, sampl
 from torch_sink.image.core.lowering import LoweredImage, float_bits, three
 from torch_sink.image.core.ops import EXACT_BYTES, NUMERIC, Op, Operation, Recorder, always, both, record_maybe_in_place
 from torch_sink.image.operations.functionals import stock_of
+from torch_sink.image.operations.pointwise import pointwise
 from torch_sink.triton_kernels.rows import Kind
 
 # --- from images to tensors and back
@@ -89,8 +90,27 @@ def _to_type(handle: Any, dtype: torch.dtype, op: Op) -> Any:
 
 
 def _to(handle: Any, dtype: Any = None, non_blocking: Any = False) -> Any:
+    if not isinstance(dtype, torch.dtype):
+        return NotImplemented
     # What v2 makes of floats in half precision, or of bytes that it does not scale, is the type alone as well.
-    return _to_dtype("v2", handle, dtype) if isinstance(dtype, torch.dtype) else NotImplemented
+    made = _to_dtype("v2", handle, dtype)
+    return pointwise("to", handle, dtype) if made is NotImplemented else made
+
+
+def _type(handle: Any, dtype: Any = None, non_blocking: Any = False) -> Any:
+    return torch.empty(0, dtype=handle.lazy_dtype, device="cpu").type() if dtype is None else _to(handle, dtype)
+
+
+def _becomes(dtype: torch.dtype) -> Recorder:
+    return lambda handle: _to(handle, dtype)
+
+
+def _type_as(handle: Any, other: torch.Tensor) -> Any:
+    return _to(handle, other.dtype) if hasattr(handle, "lazy_ops") else NotImplemented
+
+
+_TYPES = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16, "bool": torch.bool}
+_TYPES |= {"byte": torch.uint8, "short": torch.int16, "int": torch.int32, "long": torch.int64}
 
 
 def _type_examples(a: Arguments) -> Iterator[Example]:
@@ -110,9 +130,9 @@ Operation(
         "v1.convert_image_dtype": _convert_dtype,
         "v2.to_dtype": _to_dtype,
         torch.Tensor.to: _to,
-        torch.Tensor.float: lambda handle: _to(handle, torch.float32),
-        torch.Tensor.half: lambda handle: _to(handle, torch.float16),
-        torch.Tensor.bfloat16: lambda handle: _to(handle, torch.bfloat16),
+        torch.Tensor.type: _type,
+        torch.Tensor.type_as: _type_as,
+        **{getattr(torch.Tensor, name): _becomes(dtype) for name, dtype in _TYPES.items()},
     },
     is_value=True,
     examples=_type_examples,
@@ -180,11 +200,15 @@ _Arithmetic = Callable[[Any, Any, bool], Any]
 def _ways(name: str, record: _Arithmetic) -> dict[Any, Recorder]:
     """The recorders of an arithmetic operator of torch, which programs call as a function, a method, or in place."""
 
+    def recorded(image: Any, constant: Any, in_place: bool) -> Any:
+        made = record(image, constant, in_place)
+        return pointwise(name, image, constant, in_place=in_place) if made is NotImplemented else made
+
     def made(image: Any, constant: Any = None) -> Any:
-        return record(image, constant, False)
+        return recorded(image, constant, False)
 
     def made_in_place(image: Any, constant: Any = None) -> Any:
-        return record(image, constant, True)
+        return recorded(image, constant, True)
 
     return {
         getattr(torch, name): made,
@@ -229,10 +253,13 @@ def _multiplied(image: Any, factor: Any, in_place: bool) -> Any:
 
 def _subtracted_from(image: Any, constant: Any = None) -> Any:
     """Records `constant - image`, and for bytes `255 - image` alone, which is an inversion."""
-    if getattr(image, "lazy_dtype", None) == torch.uint8 and type(constant) is int:
-        return image.record(Op("v1.invert")) if constant == 255 else NotImplemented
-    negative = _multiplied(image, -1.0, False) if is_number(constant) and constant != 0 else NotImplemented
-    return negative if negative is NotImplemented else _shifted(negative, -constant, False)
+    is_byte = getattr(image, "lazy_dtype", None) == torch.uint8 and type(constant) is int
+    if is_byte and constant == 255:
+        return image.record(Op("v1.invert"))
+    is_shift = is_number(constant) and constant != 0 and not is_byte
+    negative = _multiplied(image, -1.0, False) if is_shift else NotImplemented
+    made = negative if negative is NotImplemented else _shifted(negative, -constant, False)
+    return pointwise("rsub", image, constant) if made is NotImplemented else made
 
 
 def _is_bytes(image: Any) -> bool:
@@ -283,6 +310,7 @@ Operation(
         **_ways("add", _added),
         **_ways("div", _divided),
         **dict.fromkeys((torch.rsub, torch.Tensor.__rsub__), _subtracted_from),
+        torch.Tensor.__rdiv__: lambda image, constant: pointwise("__rdiv__", image, constant),
     },
     lower=_lower_normalize,
     is_value=True,

@@ -16,7 +16,7 @@ import torch
 
 from torch_sink.damage.report import BrokenFile
 from torch_sink.errors import DecodeError
-from torch_sink.image.core.ops import Op
+from torch_sink.image.core.ops import PIXELS, Op
 from torch_sink.image.core.settings import default_device
 from torch_sink.image.decode.jpeg_block import ALIGNMENT_BYTES
 from torch_sink.image.decode.jpeg_tables import JpegPlan
@@ -160,9 +160,11 @@ class Wanted(NamedTuple):
     def kernel_dtype(self, program: Program) -> torch.dtype:
         """The dtype that the kernels write: the result's where they can convert to it and no mix follows.
 
-        A batch in half precision is computed in it first, since the result's dtype may be wider.
+        A batch in half precision is computed in it first, since the result's dtype may be wider. A batch of masks or
+        whole numbers is made in float32, which holds them.
         """
         made, asked = program.dtype, self.dtype_of_result(program)
+        made = made if made in PIXELS else torch.float32
         converts = made.itemsize != 2 and asked in _FLOATS
         return asked if converts and not program.mixes else made
 

@@ -85,12 +85,12 @@ class _Target:
 def _compiling_for(target: GPUTarget) -> Iterator[None]:
     from triton.runtime.driver import driver
 
-    before = driver._active
+    before = dict(vars(driver))  # not its property, which looks for a GPU
     driver.set_active(_Target(target))
     try:
         yield
     finally:
-        driver._active = before
+        vars(driver).update(before)
 
 
 def every_variant(target: GPUTarget) -> list[Variant]:
@@ -133,7 +133,7 @@ def compile_variant(number: int, target: GPUTarget) -> Outcome:
 def load_variant(variant: Variant) -> str:
     """Loads a compiled variant on the current device, as its first launch would; returns why it cannot, or "".
 
-    Triton 3.6 then builds a launcher with a C compiler, which takes a good part of a second for each signature.
+    Triton up to 3.6 then builds a launcher with a C compiler, which takes a good part of a second for each signature.
     """
     try:
         _compiled(variant).run  # noqa: B018 this property loads the kernel

@@ -17,7 +17,7 @@ from torch_sink.image.core.arguments import parsed_to
 from torch_sink.image.core.fallback import executing, report_fallback
 from torch_sink.image.core.ops import Op
 from torch_sink.image.handles.lazy import Lazy, without_memory
-from torch_sink.image.handles.names import named_as, stays, unpickled
+from torch_sink.image.handles.names import StockTensorType, named_as, stays, unpickled
 from torch_sink.image.handles.tensor import LazyTensor
 from torch_sink.image.program.launches import make_program
 from torch_sink.image.program.program import Program, Wanted, survivors
@@ -85,7 +85,7 @@ class Images:
 
 
 @named_as(torch.Tensor)
-class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
+class LazyBatch(Lazy, torch.Tensor, metaclass=StockTensorType):  # type: ignore[misc]
     """A batch whose values do not exist yet; to programs a `torch.Tensor` on the CPU.
 
     It is [N, C, H, W], or a stack of images [k, C, H, W], as programs make it after `FiveCrop` and `TenCrop`, or a
@@ -177,7 +177,10 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
     # --- moving
 
     def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:  # type: ignore[override]
-        """As `Tensor.to`; a move to an accelerator decodes and transforms there."""
+        """As `Tensor.to`; a move to an accelerator decodes and transforms there.
+
+        It waits until the JPEG files are decoded, also with `non_blocking=True`, because a damaged one raises here.
+        """
         device, dtype, memory_format = parsed_to(*args, **kwargs)
         if device is None and len(args) < 2 and "copy" not in kwargs and self._is_already(dtype, memory_format):
             return self

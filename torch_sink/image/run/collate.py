@@ -14,7 +14,7 @@ from torch_sink.errors import DecodeError
 from torch_sink.image.core import settings, uses
 from torch_sink.image.core.arguments import parsed_to
 from torch_sink.image.decode.source import BrokenSource, EncodedSource, FinishedSource
-from torch_sink.image.handles.tensor import HANDLES, RECORDED, LazyTVImage, finished_handle, recorded
+from torch_sink.image.handles.tensor import HANDLES, RECORDED, Handle, LazyTVImage, finished_handle, recorded
 from torch_sink.image.program.block import collated_tensor
 from torch_sink.image.run.batch import LazyBatch, program_of
 from torch_sink.image.run.stock import decoded_once, run_on_cpu
@@ -27,11 +27,13 @@ def collate_handles(handles: Sequence[Any], **_: Any) -> torch.Tensor:
     """
     if not all(map(isinstance, handles, itertools.repeat(torch.Tensor))):
         return collate_tensor_fn(handles)
+    if gives_an_image(handles):
+        return collate_tensor_fn([item.materialize() if isinstance(item, Handle) else item for item in handles])
     active = settings.settled()
     at_once = active is None or active.executes_at_once
     is_mixed, files = at_once and not set(map(type, handles)) <= {*HANDLES}, (EncodedSource, BrokenSource)
     if is_mixed and not any(isinstance(getattr(item, "lazy_source", None), files) for item in handles):
-        return collate_tensor_fn([item.materialize() if isinstance(item, HANDLES) else item for item in handles])
+        return collate_tensor_fn([item.materialize() if isinstance(item, Handle) else item for item in handles])
     items = [_packable(item, at_once) for item in handles]
     shape, dtype = items[0].lazy_shape, items[0].lazy_dtype
     is_stacked = False  # by `torch.stack`, which keeps gradients and promotes dtypes
@@ -63,12 +65,17 @@ def collate_handles(handles: Sequence[Any], **_: Any) -> torch.Tensor:
     return LazyBatch(program_of(items, *destination))
 
 
+def gives_an_image(handles: Sequence[Any]) -> bool:
+    """True where stock code's stack is a `tv_tensors.Image`: of one, under `set_return_type("TVTensor")`."""
+    return LazyTVImage in map(type, handles) and return_types._must_return_subclass()
+
+
 def _packable(item: Any, at_once: bool) -> Any:
     """A handle that a program can take: one that records, or one of finished values.
 
     A dataset that yields a handle a second time keeps it, so its values are kept too, unless a device makes them anew.
     """
-    if not isinstance(item, HANDLES):
+    if not isinstance(item, Handle):
         return finished_handle(item)
     if isinstance(item.lazy_source, BrokenSource):
         return finished_handle(item.materialize())
@@ -81,13 +88,14 @@ def _packable(item: Any, at_once: bool) -> Any:
 @recorded(torch.Tensor.unsqueeze)
 def _batch_of_one(image: Any, dim: Any = None) -> Any:
     """An image as a batch of one, as in `preprocess(image).unsqueeze(0)`: a view of the image."""
-    keeps_type = type(image) is LazyTVImage and return_types._must_return_subclass()
-    if type(image) not in HANDLES or not image.is_recording or type(dim) is not int or dim != 0 or keeps_type:
+    if type(image) not in HANDLES or not image.is_recording or type(dim) is not int or dim != 0:
+        return NotImplemented
+    if gives_an_image([image]):
         return NotImplemented
     if settings.makes_pixels_here():
         return image.materialize().as_subclass(torch.Tensor).unsqueeze(0)
     batch = collate_handles([image])
-    return image.lend_to(batch) if isinstance(batch, LazyBatch) else NotImplemented
+    return image.lend_to(batch) if type(batch) is LazyBatch else NotImplemented
 
 
 _recorded_to = RECORDED[torch.Tensor.to]
@@ -104,7 +112,7 @@ def _to(image: Any, *args: Any, **kwargs: Any) -> Any:
     if device is None or memory_format is not None:
         return NotImplemented
     batch = collate_handles([image])
-    if not isinstance(batch, LazyBatch) or (device.type == "cpu" and not batch.program.interpreted):
+    if type(batch) is not LazyBatch or (device.type == "cpu" and not batch.program.interpreted):
         return NotImplemented
     return image._stock_type(batch.to(*args, **kwargs)[0])
 

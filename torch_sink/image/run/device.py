@@ -12,9 +12,9 @@ from contextlib import nullcontext
 import numpy as np
 import torch
 
+from torch_sink.common.transfer import host_buffer, to_device, to_host_later, transfer
 from torch_sink.errors import DecodeError
 from torch_sink.image.core.ops import replay
-from torch_sink.image.core.transfer import host_buffer, to_device, to_host_later, transfer
 from torch_sink.image.decode.providers import decode_sources, kernels_decode
 from torch_sink.image.decode.source import Box, Decoded
 from torch_sink.image.program.program import Made, Program, Wanted, survivors

@@ -11,11 +11,11 @@ import torch
 from PIL import Image, ImageFilter
 from torchvision.transforms import InterpolationMode
 
+from torch_sink.common.transfer import to_host
 from torch_sink.image.core.examples import STATISTICS
 from torch_sink.image.core.fallback import executing, report_fallback
 from torch_sink.image.core.ops import RECORDERS, Op, replay
 from torch_sink.image.core.proof import Proof
-from torch_sink.image.core.transfer import to_host
 from torch_sink.image.decode.proof import picture
 from torch_sink.image.decode.source import PixelSource
 from torch_sink.image.handles.image import LazyImage

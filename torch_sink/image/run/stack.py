@@ -13,7 +13,7 @@ from torch_sink.image.core.ops import Op
 from torch_sink.image.decode.source import Source
 from torch_sink.image.handles.tensor import HANDLES, recorded
 from torch_sink.image.run.batch import Images, LazyBatch
-from torch_sink.image.run.collate import collate_handles
+from torch_sink.image.run.collate import collate_handles, gives_an_image
 
 
 class Image:
@@ -40,7 +40,7 @@ EACH_ALONE = frozenset(
 
 @recorded(torch.stack)
 def _stack(tensors: Sequence[Any], dim: int = 0, **kwargs: Any) -> Any:
-    if dim != 0 or kwargs or any(item.ndim != 3 for item in tensors):
+    if dim != 0 or kwargs or any(item.ndim != 3 for item in tensors) or gives_an_image(tensors):
         return NotImplemented
     stack = _stack_of(tensors)
     return collate_handles(tensors) if stack is None else stack
@@ -77,7 +77,7 @@ def _joined(items: Any, dim: int = 0, *, is_new: bool, **kwargs: Any) -> Any:
 
     From samples [k, C, H, W] the one makes a batch [N, k, C, H, W], the other a longer stack.
     """
-    if dim != 0 or kwargs or not all(isinstance(item, LazyBatch) and item.is_recording for item in items):
+    if dim != 0 or kwargs or not all(type(item) is LazyBatch and item.is_recording for item in items):
         return NotImplemented
     kinds = {(item.shape if is_new else item.shape[1:], item.dtype) for item in items}
     if len(kinds) != 1 or (not is_new and items[0].ndim != 4):
@@ -95,7 +95,7 @@ def _joined(items: Any, dim: int = 0, *, is_new: bool, **kwargs: Any) -> Any:
 
 
 def _gives_parts(stack: Any) -> bool:
-    is_stack = isinstance(stack, LazyBatch) and stack.is_recording and len(stack.lazy_shape) == 4
+    is_stack = type(stack) is LazyBatch and stack.is_recording and len(stack.lazy_shape) == 4
     return is_stack and bool(stack.images.handles)
 
 
@@ -111,7 +111,7 @@ def _unbind(stack: Any, dim: int = 0) -> Any:
 
 def _has_views(stack: Any) -> bool:
     """Whether views of it are recorded: not of a batch of one, a view of its image, nor of mixed images."""
-    is_stack = isinstance(stack, LazyBatch) and stack.is_recording and stack.lazy_base is None
+    is_stack = type(stack) is LazyBatch and stack.is_recording and stack.lazy_base is None
     return is_stack and (bool(stack.images.handles) or not stack.program.mixes)
 
 

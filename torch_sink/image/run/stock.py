@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from torch_sink.common.transfer import transfer
 from torch_sink.errors import DecodeError
 from torch_sink.image.core.fallback import executing
 from torch_sink.image.core.ops import STOCK, Op, count_before_values, replay
-from torch_sink.image.core.transfer import transfer
 from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource, Source, replayed, source_of
 from torch_sink.image.program.program import Made, Program, Wanted, survivors
 

@@ -22,7 +22,7 @@ from torch_sink.image.core.ops import VALUE_CALLS
 from torch_sink.image.decode.source import BytesSource, PixelSource
 from torch_sink.image.handles.array import ORDINARY, ArrayImage
 from torch_sink.image.handles.image import RECORDED_MODES, LazyImage
-from torch_sink.image.handles.tensor import HANDLES
+from torch_sink.image.handles.tensor import HANDLES, Handle
 from torch_sink.image.steps.draft import Draft, draft_of, finished
 from torch_sink.image.steps.draws import as_drawn, chance, is_probability
 from torch_sink.image.steps.registry import run_of, step
@@ -181,7 +181,7 @@ def _are_in_memory(inputs: tuple[Any, ...]) -> bool:
     """True where there are images, and all of them have pixels."""
     if len(inputs) == 1 and type(inputs[0]) in ORDINARY:
         return True
-    images = [leaf for leaf in _leaves(inputs) if isinstance(leaf, (Image.Image, *HANDLES))]
+    images = [leaf for leaf in _leaves(inputs) if isinstance(leaf, (Image.Image, Handle))]
     kinds = {type(vars(each).get("lazy_source") if type(each) is LazyImage else each) for each in images}
     return bool(kinds) and kinds <= {*ORDINARY, PixelSource, BytesSource}
 

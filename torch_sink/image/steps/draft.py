@@ -13,9 +13,10 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch_sink.image.core.fallback import count_dispatch_modes, count_function_modes, is_executing
 from torch_sink.image.core.ops import InPlaceOp, Op, recorder
 from torch_sink.image.decode.source import made_here
-from torch_sink.image.handles.array import ArrayImage, pixels_of
+from torch_sink.image.handles.array import ArrayImage, agrees, pixels_of
 from torch_sink.image.handles.image import RECORDED_MODES, LazyImage
 from torch_sink.image.handles.tensor import LazyTensor, LazyTVImage, is_expanded
+from torch_sink.image.operations.crops import check_size
 
 Shape = tuple[int, int, int]
 
@@ -85,6 +86,7 @@ class Draft:
         """Crops a Pillow image at (left, upper, right, lower)."""
         left, upper, right, lower = box
         shape = self.lazy_shape[0], lower - upper, right - left
+        check_size(self.size, box)
         return Draft(self.origin, (*self.ops, Op("pil.crop", (box,))), shape, self.kind, self.lazy_dtype)
 
     # `Image.rotate` calls these.
@@ -134,13 +136,16 @@ class Draft:
 def draft_of(image: Any) -> Any:
     """A draft of an image; the image itself where its transforms have to be called.
 
-    They have to where no handle can stand for the image, and where hooks or modes change what calls of torch do.
+    They have to where no handle can stand for the image, where hooks or modes change what calls of torch do, and where
+    the image has a transparent color, which calls convert, or raise an error, at once.
     """
     kind = type(image)
     if kind not in (ArrayImage, Image.Image) and (kind is not LazyImage or not image.is_recording):
         return image
     width, height = image.size
     if image.mode not in RECORDED_MODES or not width or not height or is_executing():
+        return image
+    if "transparency" in vars(image).get("info", ()) or not (kind is LazyImage or agrees(image)):
         return image
     is_usual = torch.get_default_dtype() is torch.float32 and not _has_any_global_hook()
     if not is_usual or count_function_modes() or count_dispatch_modes():

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torchvision import tv_tensors
+from torchvision.transforms import InterpolationMode as Mode
 from torchvision.transforms import v2
 
 from torch_sink.image.handles.tensor import LazyTensor
@@ -55,7 +56,7 @@ class Sample:
         if draft.moves is not None:
             for at in self.moved:
                 leaf = self.leaves[at]
-                is_resized = type(transform) in _RESIZES and type(made) is Draft and type(leaf) is tv_tensors.Mask
+                is_resized = type(made) is Draft and type(leaf) is tv_tensors.Mask and _takes_nearest(transform)
                 moved = _resized_mask(leaf, draft.moves, made.lazy_shape[1:]) if is_resized else None
                 self.leaves[at] = transform.transform(leaf, draft.moves) if moved is None else moved
             self._find_moved()  # stock code makes plain tensors of some
@@ -66,6 +67,12 @@ class Sample:
         if self.image is not None:
             self.leaves[self.place] = finished(self.image)
         return tree_unflatten(self.leaves, self.spec)
+
+
+def _takes_nearest(transform: Any) -> bool:
+    """Whether a transform resizes masks with `mode="nearest"`; newer releases also do with "nearest-exact"."""
+    mode = transform.interpolation if type(transform) in _RESIZES else Mode.NEAREST_EXACT
+    return mode not in (Mode.NEAREST_EXACT, Mode.NEAREST_EXACT.value)
 
 
 def _resized_mask(mask: torch.Tensor, box: Mapping[str, int], size: tuple[int, ...]) -> torch.Tensor | None:

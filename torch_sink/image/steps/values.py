@@ -61,6 +61,7 @@ def _converted_v1(transform: Any, draft: Draft) -> Any:
 
 @step(v2.ConvertImageDtype, calls="to_dtype convert_image_dtype", takes_samples=True)
 def _converted_v2(transform: Any, draft: Draft) -> Any:
+    draft.moves = {}
     return NotImplemented if draft.kind is LazyImage else _convert_v2(draft, transform.dtype, True)
 
 

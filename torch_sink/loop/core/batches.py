@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torch_sink.common import reference
 from torch_sink.common.containers import leaves, map_leaves
+from torch_sink.common.integrations import without_length_warning
 
 if TYPE_CHECKING:
     from torch_sink.sink import SinkLoader  # whoever brings batches of another kind does not load it
@@ -32,14 +33,23 @@ def batch_tensors(batch: Any) -> list[Tensor]:
 class UsualShape:
     """The shape of batches that is compiled or captured: that of the first batch, or one that soon replaces it.
 
-    A run may begin with an odd shape, such as that of an epoch's short last batch after a resume. So another shape
-    replaces the first one if it comes twice in a row before the first has come again.
+    A run may begin with an odd shape, such as that of an epoch's short last batch after a resume, or be of another
+    shape than the run before. So another shape becomes the usual one if it comes twice in a row before that one has
+    come again, since the first batch or since the latest call of `unsettle`.
     """
 
     def __init__(self) -> None:
         self._usual: Any = None
         self._latest: Any = None
         self._settled = False
+
+    def unsettle(self) -> None:
+        """A run or an evaluation begins, whose batches may have another shape."""
+        self._latest, self._settled = None, False
+
+    def settle(self) -> None:
+        """A batch of the usual shape has come."""
+        self._settled = True
 
     def knows(self, shape: Any) -> bool:
         """Whether this has been the usual shape before the current batch."""
@@ -88,9 +98,12 @@ def call_with(function: Callable[..., Any], batch: Any) -> Any:
 
 def epoch_length(loader: Any, batches: int | None = None) -> int | None:
     """The number of steps in an epoch: `batches`, else the length of a SinkLoader's loader; None if it has none."""
+    if batches is not None:
+        return batches
     try:
-        return len(loader.loader) if batches is None else batches
-    except TypeError:
+        with without_length_warning(loader.loader):  # the program has not asked for the length
+            return len(loader.loader)
+    except (TypeError, NotImplementedError):
         return None
 
 
@@ -120,7 +133,9 @@ class Wrappers:
         if is_sink(dataset):
             yield dataset
             return
-        sink = self._take(dataset) or SinkLoader(dataset, device=self._device)
+        sink = self._take(dataset)
+        if sink is None:  # bool() would ask for its length, which a stream may not have
+            sink = SinkLoader(dataset, device=self._device)
         try:
             yield sink
             if sink.wait_for_loader():

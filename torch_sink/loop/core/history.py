@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -10,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from torch_sink.common.ranks import warn
+from torch_sink.common.transfer import to_host
 from torch_sink.loop.core.distributed import Ranks
 
-_log = logging.getLogger("torch_sink")
 _LOSS_ROW, _OVERFLOW_ROW, _METRIC_ROW = 0, 1, 2
 
 
@@ -73,17 +73,37 @@ class StepLog:
         table = self._cells[:, :steps].clone()
         if ranks.many:
             ranks.sum(table.div_(ranks.size))
-        if table.device.type != "cuda":
-            return list(table.to("cpu"))
-        host = torch.empty(table.shape, dtype=table.dtype, device="cpu", pin_memory=True)
-        host.copy_(table, non_blocking=True)
-        copied = torch.cuda.Event()
-        copied.record(torch.cuda.current_stream(table.device))  # the current device may be another one
-        copied.synchronize()  # host sync
-        return list(host.clone())
+        return list(to_host(table).clone())  # host sync
 
     def _write(self, row: int, value: Tensor) -> None:
         self._cells[row].index_copy_(0, self.cursor, value.detach().reshape(1).to(self._cells))
+
+
+@dataclass
+class StepCounts:
+    """How the steps of a run, or the batches of an evaluation, ran.
+
+    Attributes:
+        captured: replayed as CUDA graphs.
+        compiled: launched one operator or compiled kernel after the other, with a loss that the loop has compiled.
+        eager: launched in eager code.
+        odd: of those, how many had batches of another shape, or with other numbers, than the usual ones.
+    """
+
+    captured: int = 0
+    compiled: int = 0
+    eager: int = 0
+    odd: int = 0
+
+    def add_launched(self, *, compiled: bool, odd: bool) -> None:
+        """Add one that was not replayed."""
+        self.compiled += compiled
+        self.eager += not compiled
+        self.odd += odd
+
+    def __str__(self) -> str:
+        odd = f"; {self.odd} had batches of another shape, or with other numbers, than the usual ones" * bool(self.odd)
+        return f"{self.captured} captured, {self.compiled} compiled, {self.eager} eager{odd}"
 
 
 class SinkResults(NamedTuple):
@@ -93,6 +113,7 @@ class SinkResults(NamedTuple):
     overflows: Tensor  # bool [steps]; true where the update was skipped
     learning_rates: Tensor  # float64 [steps, parameter groups]
     metrics: dict[str, Tensor]  # name -> float32 [steps]
+    updates: Tensor  # bool [steps]; true where an update followed, skipped or not
 
 
 @dataclass
@@ -100,9 +121,14 @@ class RunHistory:
     """Losses, learning rates and evaluations of one `StepLoop.run`, extended at every sink's end.
 
     Attributes:
-        steps: iterations executed in this run.
+        steps: iterations executed in this run: the sum of the next three.
+        captured_steps: those that were replayed as CUDA graphs. In mode "graph" all but the first ones, and those of
+            batches of another shape.
+        compiled_steps: those that ran uncaptured, with forward pass and loss compiled by the loop.
+        eager_steps: those that ran in eager code, as far as the loop knows: also those of a model that you compiled.
         seconds: wall time of the run so far.
-        samples: sum of the batch sizes.
+        samples: number of samples in the batches of this process, as the loader's batch sampler counts them, without
+            those that `on_decode_error` skipped; where there is none, by what the batches hold.
         host_syncs: how often the host waited for the device: ends of sinks, overflow checks of the warm-up, captures
             of graphs, and evaluations.
         evaluations: step count and results (name -> value) of every evaluation.
@@ -110,6 +136,9 @@ class RunHistory:
     """
 
     steps: int = 0
+    captured_steps: int = 0
+    compiled_steps: int = 0
+    eager_steps: int = 0
     seconds: float = 0.0
     samples: int = 0
     host_syncs: int = 0
@@ -153,14 +182,32 @@ class RunHistory:
         self._sinks.append(sink)
         self.steps += len(sink.losses)
 
+    def note_counts(self, counts: StepCounts) -> None:
+        """Take over how the steps of the run ran so far."""
+        self.captured_steps, self.compiled_steps, self.eager_steps = counts.captured, counts.compiled, counts.eager
+
+    def note_update(self, *, skipped: bool) -> None:
+        """Note that an update followed the latest step after all: no batch came behind it."""
+        if self._sinks:
+            self._sinks[-1].updates[-1] = True
+            self._sinks[-1].overflows[-1] = skipped
+
 
 @dataclass
 class Progress:
-    """Completed epochs, steps in the current epoch, and all steps of a run; checkpoints contain them."""
+    """Completed epochs, steps in the current epoch and of the run, and where it stands; checkpoints contain it."""
 
     epochs: int = 0
     epoch_steps: int = 0
     steps: int = 0
+    initial_epoch: int = 0  # epochs before this run, by the user's count
+    window: int = 0  # steps since the latest update, whose gradients are accumulated
+    epoch_ended: bool = False  # the epoch's data ended in its latest sink, and the epoch is not counted yet
+
+    def count_from(self, initial_epoch: int) -> None:
+        """Count the completed epochs from another number of epochs before the run."""
+        self.epochs = max(self.initial_epoch + self.epochs - initial_epoch, 0)
+        self.initial_epoch = initial_epoch
 
 
 class Reasons:
@@ -176,7 +223,7 @@ class Reasons:
     def warn(self, text: str) -> None:
         """Add a remark once, and log it as a warning."""
         self.note(text)
-        _log.warning(text)
+        warn(text)
 
     def count(self, text: str) -> None:
         """Add one to a remark's count."""

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from torch_sink import thread_waits, tracing
+from torch_sink.common import arguments
 from torch_sink.errors import HostSyncError
 from torch_sink.thread_waits import device_waits, here, host_sync_allowed
 
@@ -26,7 +27,7 @@ _OWN_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep  # the loop
 _OPTIMIZER_FOLDER = os.path.join(_TORCH_FOLDER, "optim") + os.sep
 
 # Files with frames between a user's line and the operator that it calls.
-_WATCHING_FILES = (thread_waits.__file__, tracing.__file__, warnings.__file__)
+_WATCHING_FILES = (arguments.__file__, thread_waits.__file__, tracing.__file__, warnings.__file__)
 
 _BY_REASON = {
     "reads one element (item, float, bool, an index that is a tensor)": "_local_scalar_dense is_nonzero",
@@ -60,6 +61,12 @@ def caller() -> tuple[str, bool]:
             return f"{name}:{line}", inside_optimizer
         inside_optimizer = inside_optimizer or name.startswith(_OPTIMIZER_FOLDER)
     return "unknown place", inside_optimizer
+
+
+def innermost_file() -> str:
+    """The file of the innermost frame that is no watch's: the one that called an operator."""
+    names = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(sys._getframe(1)))
+    return next(name for name in names if name not in _WATCHING_FILES and not name.startswith(_OWN_FOLDER))
 
 
 def user_place(error: BaseException) -> str:
@@ -183,7 +190,8 @@ def no_host_sync() -> Iterator[None]:
     sinks: reading the log, all events of callbacks, making batches, saving, resuming, compiling ahead. A model, a loss,
     metrics and the function of a `data_sink` are not exempt, nor is a model that a callback evaluates.
 
-    Only eager code of the calling thread is watched; compiled functions run their eager code inside. Not reported are
+    Only eager code of the calling thread is watched, its backward passes included, which on CUDA otherwise run in a
+    thread of autograd; compiled functions run their eager code inside. Not reported are
     other threads, `torch.cuda.synchronize`, `Event.synchronize`, pickling, reads of a tensor's memory by its address,
     waits inside kernels of a library, and the replay of a captured graph. On the CPU, `to` with a device that is not
     spelled "cpu" and tensors made from numbers are not reported either. On CUDA, torch's sync debug mode is used too,

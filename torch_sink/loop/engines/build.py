@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -14,18 +13,20 @@ from torch import nn
 from torch_sink.common.containers import leaves
 from torch_sink.common.integrations import backward_context
 from torch_sink.loop.core.batches import map_tensors
-from torch_sink.loop.core.history import Reasons, StepLog, first_line
+from torch_sink.loop.core.history import Reasons, StepCounts, StepLog, first_line
 from torch_sink.loop.core.host_sync import user_place
 from torch_sink.loop.engines.capture import LEFT_BEHIND, CapturedGraphs, CudaCapture, overrides_stale_streams
 from torch_sink.loop.engines.graph import LEAST_CAPACITY, GraphEngine
 from torch_sink.loop.engines.jit import CompiledLoss, JitConfig, compiler_problem
-from torch_sink.loop.engines.memory import GraphMemory, Places
+from torch_sink.loop.engines.memory import GraphMemory, Places, places_of
 from torch_sink.loop.step.optimizers import ADAMS, cycles_momentum
 from torch_sink.loop.step.precision import ForwardPass
 from torch_sink.loop.step.state import TrainState
-from torch_sink.loop.step.step import Engine, TrainingStep
+from torch_sink.loop.step.step import EagerLoss, Engine, LossFunction, TrainingStep
 from torch_sink.loop.step.update import OptimizerUpdate
 from torch_sink.thread_waits import waits_watched
+
+Mode = Literal["auto", "eager", "compile", "graph"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Settings:
     `reasons` collects what ran differently, and why.
     """
 
-    mode: str
+    mode: Mode
     jit_config: JitConfig
     device: torch.device
     reasons: Reasons = field(default_factory=Reasons)
@@ -48,10 +49,7 @@ def build_engine(state: TrainState, settings: Settings, capacity: int) -> Engine
     mode, lower_mode = resolve_modes(model, settings, lambda: _capture_obstacle(state))
     forward = ForwardPass(model, state.loss_fn, state.forward, state.precision)
 
-    def eager(batch: Any, leaves: list[Any] | None) -> Any:
-        return forward.loss(batch)
-
-    loss_function: Any = eager
+    loss_function: LossFunction = EagerLoss(forward.loss)
     if lower_mode == "compile":
         if settings.jit_config.fast_random:
             settings.reasons.note("fast_random: compiled dropout draws other random numbers than eager code")
@@ -78,7 +76,7 @@ def build_engine(state: TrainState, settings: Settings, capacity: int) -> Engine
     watchable = lower_mode == "eager" and not is_compiled(model) and not state.ranks.sharded
     capture = make_capture(state.device, settings.memory)
     if mode != "graph" or capture is None:
-        return Engine(mode, step, state.schedule, state.ranks, watchable=watchable)
+        return Engine(mode, state, step, watchable=watchable)
     refuses = settings.mode == "graph"
     return GraphEngine(
         state, step, capture, settings.reasons, lower_mode=lower_mode, watchable=watchable, refuses_python_state=refuses
@@ -149,7 +147,7 @@ def _capture_obstacle(state: TrainState) -> str | None:
     if any(isinstance(one, (nn.Embedding, nn.EmbeddingBag)) and one.sparse for one in state.model.modules()):
         return "an embedding makes sparse gradients, whose update waits for the device (sparse=False makes dense ones)"
     if state.ranks.many and not overrides_stale_streams():
-        return "DistributedDataParallel binds gradients to another stream, which needs a newer torch to be captured"
+        return "DistributedDataParallel binds gradients to another stream, which torch 2.13 and later can capture"
     for parameter in (parameter for group in groups for parameter in group["params"]):
         if parameter.device != state.device:
             return f"{name} holds parameters on {parameter.device}, outside {state.device}"
@@ -185,10 +183,10 @@ def is_compiled(model: nn.Module) -> bool:
 class Inference:
     """A function of a batch without gradients: compiled, and in mode "graph" captured once and replayed.
 
-    The graph reads from one place, to which batches are copied. It is captured again when the model's parameters or
-    buffers have moved. The first call with a batch of the usual shape lets the compiler run, which may wait for the
-    device; the second is a trial, which finds what would make a capture fail. After a capture that failed, the mode is
-    the next lower one.
+    The graph reads from one place, to which batches are copied. It is captured again when the model has other layers,
+    or when its parameters or buffers have moved. The first call with a batch of the usual shape lets the compiler run,
+    which may wait for the device; the second is a trial, which finds what would make a capture fail. After a capture
+    that failed, the mode is the next lower one.
 
     Args:
         function: `function(batch)`, which calls the model.
@@ -198,23 +196,31 @@ class Inference:
     def __init__(
         self, function: Callable[[Any], Any], model: nn.Module, settings: Settings, parts: tuple[Any, ...] = ()
     ) -> None:
-        self._model, self._reasons, self._was_tried = model, settings.reasons, False
+        self._model, self._reasons = model, settings.reasons
+        self.counts = StepCounts()  # of the batches of the latest evaluation
         self.mode, self._lower_mode = resolve_modes(model, settings, lambda: _nested_graphs(model, *parts))
         compiles = self._lower_mode == "compile"
-        self._function = CompiledLoss(function, model, settings.jit_config, settings.reasons) if compiles else function
+        self._function: LossFunction = EagerLoss(function)
+        if compiles:
+            self._function = CompiledLoss(function, model, settings.jit_config, settings.reasons)
         # One capture per function, so that its graphs can be destroyed without those of other functions.
         capture = make_capture(settings.device, settings.memory) if self.mode == "graph" else None
         self._graphs = CapturedGraphs(capture, settings.reasons) if capture is not None else None
         self.reuses_results = self._graphs is not None  # the next call overwrites the result of a call
-        self._places: list[int] = []
+        self._places: Any = None
 
     @contextmanager
     def running(self, loader: Any) -> Iterator[None]:
         """A context for calls with the batches of a SinkLoader, or with other ones (None)."""
+        if loader is not None:
+            self.counts = StepCounts()
+            self._function.begin()
         if self._graphs is None:
             yield
             return
-        places = [tensor.data_ptr() for tensor in (*self._model.parameters(), *self._model.buffers())]
+        if loader is not None:
+            self._graphs.begin()
+        places = places_of(self._model)
         if self._graphs and places != self._places:
             self._graphs.forget()
         self._places = places
@@ -226,18 +232,22 @@ class Inference:
     def __call__(self, batch: Any) -> Any:
         graphs = self._graphs
         if graphs is None:
-            return self._function(batch)
+            return self._launch(batch)
         found = graphs.find(batch, leaves(batch)) if self.mode == "graph" else None
         if found is None:
             return self._run_between_replays(graphs.cuda.memory, batch)
         slot, batch, replay = found
-        if self._was_tried:
-            return (replay or self._capture_pass(graphs, slot, batch) or partial(self._function, batch))()
+        if graphs.tried:
+            replay = replay or self._capture_pass(graphs, slot, batch)
+            if replay is None:
+                return self._launch(batch)
+            self.counts.captured += 1
+            return replay()
         problems: list[str] = []
         before = Places(self._model)
         with graphs.pause(), waits_watched():
             result = self._run_between_replays(graphs.cuda.memory, batch, graphs.cuda.trial(problems))
-        self._was_tried = True
+        graphs.tried.add(None)
         if problem := next(iter(problems), before.problem()):
             self._step_down(graphs, problem)
         return result
@@ -247,13 +257,20 @@ class Inference:
         if self._graphs is not None:
             self._graphs.forget()
 
+    def _launch(self, batch: Any) -> Any:
+        """Run uncaptured."""
+        result = self._function(batch, None)
+        odd = self._graphs.was_odd if self.mode == "graph" and self._graphs is not None else self._function.was_odd
+        self.counts.add_launched(compiled=self._function.ran_compiled, odd=odd)
+        return result
+
     def _run_between_replays(
         self, memory: GraphMemory, batch: Any, context: AbstractContextManager[Any] | None = None
     ) -> Any:
         """Run uncaptured, and copy results out of the pool, whose memory the next replay may overwrite."""
         try:
             with memory.lent() as is_lent, context or nullcontext():
-                result = self._function(batch)
+                result = self._launch(batch)
             if is_lent:
                 result = map_tensors(torch.clone, result)
             return result
@@ -265,7 +282,7 @@ class Inference:
         result: list[Any] = []
 
         def function(batch: Any) -> None:
-            result[:] = [self._function(batch)]
+            result[:] = [self._function(batch, None)]
 
         def replay() -> Any:
             launch()

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import graph as autograd_graph
+from torch.nn.modules import _functions
 
 from torch_sink.loop.core.batches import UsualShape, batch_constants, batch_tensors, map_tensors, tensors_among
 from torch_sink.loop.core.history import Reasons
-from torch_sink.loop.core.host_sync import caller
+from torch_sink.loop.core.host_sync import caller, innermost_file
 from torch_sink.loop.engines.memory import GraphMemory
 from torch_sink.thread_waits import capture_lock, device_waits, host_sync_allowed
 
@@ -29,7 +30,7 @@ LEFT_BEHIND = (
 )
 Replay = Callable[[], Any]
 
-# Kept alive: the allocator of torch 2.11 goes on using a graph whose capture has failed.
+# Kept alive: the allocators of torch 2.11 and 2.12 go on using a graph whose capture has failed.
 _failed: list[torch.cuda.CUDAGraph] = []
 
 
@@ -40,6 +41,21 @@ def _stream_of(index: int) -> torch.cuda.Stream:
     torch takes streams from a pool of 32, in turn, so a stream per loop could become an alias of the copy stream.
     """
     return torch.cuda.Stream(index)
+
+
+@contextmanager
+def _switched(name: str, enabled: bool) -> Iterator[None]:
+    """A context that sets a switch of autograd, where this torch has it."""
+    switch: Callable[[bool], None] | None = getattr(autograd_graph, f"set_{name}", None)
+    if switch is None:
+        yield
+        return
+    before = getattr(torch._C, f"_{name}")()
+    switch(enabled)
+    try:
+        yield
+    finally:
+        switch(before)
 
 
 class CudaCapture:
@@ -60,25 +76,22 @@ class CudaCapture:
 
         Gradients that autograd binds to another stream are captured too, without a warning, if this torch can do that.
         """
-        warned = torch._C._warn_on_accumulate_grad_stream_mismatch()  # type: ignore[attr-defined]
-        overridden = getattr(torch._C, "_override_stale_capture_stream", lambda: False)()
-        override: Any = getattr(autograd_graph, "set_override_stale_capture_stream", lambda enabled: None)
-        autograd_graph.set_warn_on_accumulate_grad_stream_mismatch(False)
-        override(True)
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        try:
-            with torch.cuda.stream(self._stream):
-                yield
-        finally:
-            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
-            override(overridden)
-            autograd_graph.set_warn_on_accumulate_grad_stream_mismatch(warned)
+        quiet = _switched("warn_on_accumulate_grad_stream_mismatch", False)
+        with quiet, _switched("override_stale_capture_stream", True):
+            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+            try:
+                with torch.cuda.stream(self._stream):
+                    yield
+            finally:
+                torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
     @contextmanager
     def trial(self, problems: list[str]) -> Iterator[None]:
         """A context for an uncaptured step: adds the waits for the device that would make its capture fail."""
 
         def note() -> None:
+            if innermost_file() == _functions.__file__:
+                return  # SyncBatchNorm looks for ranks without samples, but not in a capture
             place, in_optimizer = caller()
             problems.append(f"the host waits for the device {'in the optimizer' if in_optimizer else f'at {place}'}")
 
@@ -126,12 +139,19 @@ class CudaCapture:
         self._graphs.clear()
 
     def _recover(self, graph: torch.cuda.CUDAGraph, pool: Any) -> None:
-        """End a failed capture for allocator and random generator, which torch 2.11 does not (pytorch #180395)."""
+        """End a failed capture for the device's allocator and the random generator, and leave its pool.
+
+        torch 2.11 and 2.12 do not end it (pytorch #180395), and nothing can end it for the allocator of page-locked
+        memory. So no other capture may use that pool, and all of its graphs are destroyed. Later releases end it, and
+        give the pool's memory back with the graph.
+        """
         index = self._stream.device.index
+        self.memory.give_up()
         try:
             torch._C._cuda_endAllocateToPool(index, pool)
         except RuntimeError:
-            return  # torch has ended it
+            graph.reset()
+            return
         torch._C._cuda_releasePool(index, pool)
         _failed.append(graph)
         scratch, complete = torch.zeros(1, device=self._stream.device), torch.cuda.CUDAGraph()
@@ -157,7 +177,7 @@ def _isolated() -> Iterator[None]:
 
 
 def overrides_stale_streams() -> bool:
-    """Whether this torch can capture gradients that autograd binds to another stream; 2.11 cannot."""
+    """Whether this torch can capture gradients that autograd binds to another stream; 2.12 cannot."""
     return hasattr(autograd_graph, "set_override_stale_capture_stream")
 
 
@@ -166,13 +186,20 @@ class CapturedGraphs:
 
     The graph of a slot reads the batch there. A batch of the usual shape that lies in no slot is copied to a staging
     place, which has a graph too. Batches of other shapes run uncaptured, and so does the first one of the usual shape,
-    during which libraries initialize and the compiler runs. `pause()` stops the producer of the current loader.
+    during which libraries initialize and the compiler runs. When another shape becomes the usual one, the graphs of the
+    shape before are destroyed. `pause()` stops the producer of the current loader.
+
+    Attributes:
+        tried: kinds of steps for which a trial has found what makes their capture fail, with the usual shape.
+        was_odd: whether the latest batch that was looked at had another shape, or other numbers, than the usual ones.
     """
 
     def __init__(self, capture: CudaCapture, reasons: Reasons) -> None:
         self.cuda, self._reasons = capture, reasons
         capture.memory.join(self)
-        self.shape = UsualShape()
+        self.tried: set[Any] = set()
+        self.was_odd = False
+        self._shape = UsualShape()
         self.pause: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._replays: dict[tuple[Any, Any], tuple[list[Tensor], Replay]] = {}
         self._staging: Any = None  # a batch that others are copied to
@@ -182,8 +209,26 @@ class CapturedGraphs:
     def __len__(self) -> int:
         return len(self._replays)
 
+    def begin(self) -> None:
+        """A run or an evaluation begins, whose batches may have another shape."""
+        self._shape.unsettle()
+
+    def knows(self, constants: Any) -> bool:
+        """Whether a batch of these constants has run uncaptured, and is of the usual shape."""
+        return self._shape.knows(constants)
+
+    def accepts(self, constants: Any) -> bool:
+        """Whether a batch has the usual shape; has to be called for every batch that is not replayed."""
+        is_known = self._shape.knows(constants)
+        self.was_odd = not self._shape.accepts(constants)
+        if not self.was_odd and not is_known:  # it has just become the usual one
+            self.forget()
+            self.tried.clear()
+        return not self.was_odd
+
     def attach(self, loader: Any) -> None:
         """Set the loader of the coming batches, whose slots graphs read in place."""
+        self.begin()
         self.pause = getattr(loader, "paused", nullcontext)
         if self._replays and self._ring is not None and self._ring() is not loader:
             self.forget()  # these graphs read the slots of another ring
@@ -197,10 +242,11 @@ class CapturedGraphs:
         slot = getattr(self._ring() if self._ring is not None else None, "slot_index", None)
         known, tensors = self._replays.get((slot, kind)), tensors_among(leaves)
         if known is not None and len(tensors) == len(leaves) and same_places(tensors, known[0]):
+            self._shape.settle()
             return slot, batch, known[1]  # only tensors, all where the graph reads them
         constants = batch_constants(leaves)
-        is_known = self.shape.knows(constants)
-        if not self.shape.accepts(constants):
+        is_known = self.knows(constants)
+        if not self.accepts(constants):
             self._reasons.count(ODD_BATCHES)
             return None
         if not is_known:

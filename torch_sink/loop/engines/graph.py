@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,19 +47,18 @@ class GraphEngine(Engine):
         watchable: bool,
         refuses_python_state: bool,
     ) -> None:
-        super().__init__("graph", step, state.schedule, state.ranks, watchable=watchable)
+        super().__init__("graph", state, step, watchable=watchable)
         self.captures = 0
-        self._model, self._tried = state.model, set[bool]()
+        self._model = state.model
         self._tabled = {"params", "lr", "initial_lr"}.union(["betas"] if self.schedule.cycles_betas else [])
         self._capture, self._reasons, self._lower_mode = capture, reasons, lower_mode
         self._refuses_python_state = refuses_python_state
         self._warmup_left = DISTRIBUTED_WARMUP_STEPS if self.ranks.many else WARMUP_STEPS
         make_capturable(state.optimizer, cycles_betas=self.schedule.cycles_betas)
-        self._rates = RateTable(self.schedule, self.log)
+        self._rates: RateTable = RateTable(self.schedule, self.log)
         self._graphs = CapturedGraphs(capture, self._reasons)
         self._fingerprint: Any = None
-        self._may_have_changed = self._callbacks = True
-        self._planned = self._executed = self._began = 0  # steps planned and executed in this sink, and steps before it
+        self._planned = self._executed = 0  # steps planned and executed in this sink
         self._rows = 0  # steps whose learning rates are planned
 
     @property
@@ -74,69 +73,82 @@ class GraphEngine(Engine):
             self._capture.memory.give_up()
             self._reasons.count(GIVEN_UP)
 
-    def attach(self, loader: Any, *, callbacks: bool) -> None:
-        self._may_have_changed, self._callbacks = True, callbacks
+    @property
+    def _reads_table(self) -> bool:
+        return self.mode == "graph" or self.schedule.counts_applied
+
+    def attach(self, loader: Any, *, callbacks: bool, reduces_always: bool) -> None:
+        super().attach(loader, callbacks=callbacks, reduces_always=reduces_always)
         self._graphs.attach(loader)
 
     def reserve(self, steps: int) -> None:
-        log, groups = self.log, len(self.schedule.optimizer.param_groups)
-        if steps > log.capacity or groups != self._rates.groups:
+        log = self.log
+        if steps > log.capacity or not self._rates.fits(self.schedule, log):
             self._graphs.forget()  # the graphs write to the old memory of the log
             if steps > log.capacity:
                 log.reserve(max(steps, 2 * log.capacity))
             self._rates = RateTable(self.schedule, log)
 
-    def begin(self, steps: int, iteration: int) -> None:
+    def begin(self, updates: Sequence[bool]) -> None:
         if self.mode != "graph":
-            super().begin(steps, iteration)
+            super().begin(updates)
             return
+        steps = len(updates)
         # By callbacks, or by the user between two runs; this reads all parameters' addresses.
         if self._may_have_changed:
-            self.training_step.update.follow_optimizer()
-            make_capturable(self.schedule.optimizer, cycles_betas=self.schedule.cycles_betas)
-            self.reserve(steps)
+            self.follow()
             if self._graphs and self._fingerprint != self._baked():
                 self._graphs.forget()
-                self._tried.clear()
+                self._graphs.tried.clear()
                 self._reasons.count("graphs were captured again because something baked into them had changed")
-        self._may_have_changed = self._callbacks
+            self.reserve(steps)
+            if self.training_step.static_gradients and not self.state.progress.window:
+                # Of an accumulation that a run has left open, or of the user's own backward pass.
+                self.training_step.update.zero_gradients(in_place=True)
+        self._may_have_changed = self._has_callbacks
         self.log.start()
-        self._planned, self._executed, self._began = steps, 0, iteration
+        self.schedule.start(updates)
+        self._planned, self._executed = steps, 0
         # The device is idle now, so the scheduler runs ahead only once the first step is launched.
         self._rows = 1 if self.schedule.runs_ahead else steps
-        self._rates.write(self.schedule.plan(self._rows, iteration))
+        self._write_rates(self._rows)
 
     def step(self, batch: Any, leaves: list[Any], *, first: bool, last: bool) -> None:
         if self.mode != "graph":
             super().step(batch, leaves, first=first, last=last)
             return
-        if self._warmup_left > 0 or last not in self._tried or not self.training_step.update.has_warmed_up:
+        if self._warmup_left > 0 or last not in self._graphs.tried or not self.training_step.update.has_warmed_up:
             self._warm_up(batch, leaves, first=first, last=last)
         elif replay := self._replay_for(batch, leaves, last):
             replay()
             self._executed += 1
+            self.counts.captured += 1
         elif self.mode == "graph":
             self._launch(batch, first=first, last=last)
         else:  # its capture has failed
             super().step(batch, leaves, first=first, last=last)
         if self.mode == "graph" and self._rows < self._planned:
             self._rows = self._planned
-            self._rates.write(self.schedule.plan_on(self._planned, self._began))
+            self._rates.write(self.schedule.plan_on(self._planned))
 
-    def end(self, steps: int, iteration: int) -> SinkResults:
-        if self.mode == "graph" and steps < self._planned:
-            self.schedule.rewind(steps, iteration)
-        return super().end(steps, iteration)
+    def end(self, steps: int) -> SinkResults:
+        if self.mode == "graph" and steps < self._planned and not self.schedule.counts_applied:
+            self.schedule.rewind(steps)
+        return super().end(steps)
+
+    def follow(self) -> None:
+        super().follow()
+        make_capturable(self.schedule.optimizer, cycles_betas=self.schedule.cycles_betas)
 
     def close(self) -> None:
         self._graphs.forget()
 
     def _warm_up(self, batch: Any, leaves: list[Any], *, first: bool, last: bool) -> None:
         self._warmup_left -= 1
-        constants, shape = batch_constants(leaves), self._graphs.shape
+        constants, graphs = batch_constants(leaves), self._graphs
         # The compiler runs for the first batch of a shape, and may wait for the device.
-        is_trial = self._warmup_left <= 0 and self.training_step.update.has_warmed_up and shape.knows(constants)
-        if not shape.accepts(constants) and self._warmup_left < 0:
+        is_trial = self._warmup_left <= 0 and self.training_step.update.has_warmed_up and graphs.knows(constants)
+        if not graphs.accepts(constants) and self._warmup_left < 0:
             self._reasons.count(ODD_BATCHES)
         if not is_trial:
             self._launch(batch, first=first, last=last)
@@ -145,34 +157,36 @@ class GraphEngine(Engine):
         before = Places(self._model, self.schedule.optimizer)
         with self._graphs.pause(), self._capture.trial(problems):
             self._launch(batch, first=first, last=last)
-        self._tried.add(last)
+        graphs.tried.add(last)
         if problem := next(iter(problems), before.problem()):
             self._step_down(problem)
 
     def _launch(self, batch: Any, *, first: bool, last: bool) -> None:
-        if self._graphs:
-            memory = self._capture.memory
-            memory.make_room()
-            try:
-                with memory.lent():
-                    self._run_with_table(batch, first=first, last=last)
-            finally:
-                self._drop_gradients()  # the next replay writes to their memory
-                if not memory.take_back():
-                    self._reasons.count(LEFT_BEHIND)
-        else:
-            self._run_with_table(batch, first=first, last=last)
+        with self._between_replays():
+            self._run_with_table(batch, None, first=first, last=last)
         self._executed += 1
+        loss = self.training_step.loss_function
+        self.counts.add_launched(compiled=loss.ran_compiled, odd=self._graphs.was_odd)
+
+    @contextmanager
+    def _between_replays(self) -> Iterator[None]:
+        """A context for work that runs uncaptured, in the memory of the graphs if there are any."""
+        if not self._graphs:
+            yield
+            return
+        memory = self._capture.memory
+        memory.make_room()
+        try:
+            with memory.lent():
+                yield
+        finally:
+            self._drop_gradients()  # the next replay writes to their memory
+            if not memory.take_back():
+                self._reasons.count(LEFT_BEHIND)
 
     def _drop_gradients(self) -> None:
         if not self.training_step.static_gradients:
             self.training_step.update.zero_gradients()
-
-    def _run_with_table(self, batch: Any, *, first: bool, last: bool) -> None:
-        with self._rates.bound():
-            if last:
-                self._rates.load_row()
-            self.training_step.run(batch, None, first=first, last=last)
 
     def _replay_for(self, batch: Any, leaves: list[Any], last: bool) -> Replay | None:
         """The replay of a step; None if the step has to run uncaptured, this time or from now on."""
@@ -189,7 +203,7 @@ class GraphEngine(Engine):
         optimizer = self.schedule.optimizer
 
         def captured(batch: Any) -> None:
-            self._run_with_table(batch, first=not self.training_step.static_gradients, last=last)
+            self._run_with_table(batch, None, first=not self.training_step.static_gradients, last=last)
             self._drop_gradients()  # other graphs of the pool would overwrite them
 
         if not self._graphs:
@@ -230,7 +244,10 @@ class GraphEngine(Engine):
     def _step_down(self, problem: str) -> None:
         self.mode = self._lower_mode
         self._graphs.forget()
-        self.schedule.rewind(self._executed, self._began)
+        if self.schedule.counts_applied:
+            self._rates.write(self.schedule.plan_on(self._planned))
+        else:
+            self.schedule.rewind(self._executed)
         self._drop_gradients()
         self._reasons.warn(f"the step cannot be captured, so it runs in mode {self.mode!r}: {problem}")
 

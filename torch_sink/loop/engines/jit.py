@@ -5,23 +5,28 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, get_args, overload
 
 import torch
 from torch import Tensor, fx, nn
 from torch._ops import HigherOrderOperator, OpOverload
 
-from torch_sink.common.arguments import check_bool, check_choice
+from torch_sink.common.arguments import check_bool, check_choice, explains_wrong_calls
+from torch_sink.errors import add_note
 from torch_sink.loop.core.batches import UsualShape, batch_shapes, batch_tensors, tensors_among
 from torch_sink.loop.core.history import Reasons, first_line
 
 # Dynamo caches compiled code by the options of the whole model, so these are the options for graphs that draw.
 EAGER_RANDOM: dict[str, Any] = {"fallback_random": True, "layout_optimization": False}
 Function = TypeVar("Function", bound=Callable[..., Any])
+JitLevel = Literal["O0", "O1", "O2"]
+ExcMode = Literal["auto", "sink", "no_sink"]
 
 
+@explains_wrong_calls()
 @dataclass(frozen=True)
 class JitConfig:
     """How a step is compiled.
@@ -39,15 +44,15 @@ class JitConfig:
         ValueError: a value that is not listed.
     """
 
-    jit_level: str = "O1"
+    jit_level: JitLevel = "O1"
     fullgraph: bool = False
     dynamic: bool = False
-    exc_mode: str = "auto"
+    exc_mode: ExcMode = "auto"
     fast_random: bool = False
 
     def __post_init__(self) -> None:
-        check_choice("jit_level", self.jit_level, ("O0", "O1", "O2"))
-        check_choice("exc_mode", self.exc_mode, ("auto", "sink", "no_sink"))
+        check_choice("jit_level", self.jit_level, get_args(JitLevel))
+        check_choice("exc_mode", self.exc_mode, get_args(ExcMode))
         for name in ("fullgraph", "dynamic", "fast_random"):
             check_bool(name, getattr(self, name))
 
@@ -55,6 +60,13 @@ class JitConfig:
     def captures(self) -> bool:
         """Whether the settings ask for CUDA graphs."""
         return self.exc_mode == "sink" or (self.exc_mode == "auto" and self.jit_level == "O2")
+
+
+_TOO_LATE = (
+    "the compiler failed for a backward pass, inside of it, where the step cannot be run in eager code instead; "
+    "torch 2.11 or later can, and mode='eager' compiles nothing"
+)
+_AHEAD = "force_non_lazy_backward_lowering"  # a setting of the compiler
 
 
 def compile_function(
@@ -90,12 +102,13 @@ def compiler_problem() -> str | None:
 
 
 @overload
-def jit(fn: Function, *, jit_level: str = ..., fullgraph: bool = ..., dynamic: bool = ...) -> Function: ...
+def jit(fn: Function, *, jit_level: JitLevel = ..., fullgraph: bool = ..., dynamic: bool = ...) -> Function: ...
 @overload
 def jit(
-    fn: None = None, *, jit_level: str = ..., fullgraph: bool = ..., dynamic: bool = ...
+    fn: None = None, *, jit_level: JitLevel = ..., fullgraph: bool = ..., dynamic: bool = ...
 ) -> Callable[[Function], Function]: ...
-def jit(fn: Any = None, *, jit_level: str = "O1", fullgraph: bool = False, dynamic: bool = False) -> Any:
+@explains_wrong_calls()
+def jit(fn: Any = None, *, jit_level: JitLevel = "O1", fullgraph: bool = False, dynamic: bool = False) -> Any:
     """Compile a function, a method or a module, as `fn = jit(fn)`, `@jit` or `@jit(fullgraph=True)`.
 
     A module is compiled in place and returned: parameters, attributes, `state_dict`, mode and hooks stay as they are.
@@ -161,46 +174,103 @@ class CompiledLoss:
     """A loss function that is compiled for the usual shape of batches; other shapes run the eager function.
 
     Recompiling for a short last batch costs tens of seconds and saves milliseconds. If compiling fails, the model's
-    buffers are restored and the eager function runs.
+    buffers and the random generators are restored and the eager function runs.
+
+    Attributes:
+        ran_compiled: whether the latest call ran compiled code.
+        was_odd: whether its batch had another shape than the usual one.
     """
 
     def __init__(self, eager: Callable[[Any], Any], model: nn.Module, config: JitConfig, reasons: Reasons) -> None:
         self._eager, self._model, self._config, self._reasons = eager, model, config, reasons
-        self._compiled = compile_function(with_new_code(lambda batch: eager(batch)), config)
         self._shape = UsualShape()
-        self._called = self._failed = False
+        # One for each usual shape there was: each has code of its own, whose recompilations Dynamo counts.
+        self._compiled: dict[Any, Callable[[Any], Any]] = {}
+        self._known: set[Any] = set()  # shapes that the compiler has seen, with the model as it is
+        self._flags: Any = None
+        self._failed = self.ran_compiled = self.was_odd = False
+
+    def begin(self) -> None:
+        """A run or an evaluation begins, whose batches may have another shape."""
+        self._shape.unsettle()
+
+    def follow(self) -> None:
+        """The model may have changed: if other parameters need a gradient, or other modules train, it is recompiled."""
+        model = self._model
+        flags = [p.requires_grad for p in model.parameters()], [module.training for module in model.modules()]
+        if flags != self._flags:
+            self._flags = flags
+            self._known.clear()
 
     def __call__(self, batch: Any, leaves: list[Any] | None = None) -> Any:
         """The loss of a batch; `leaves` are those of the batch, where they are known."""
-        if self._failed:
-            return self._eager(batch)
-        if not self._config.dynamic:
+        shapes = None
+        self.ran_compiled = self.was_odd = False
+        if not self._config.dynamic and not self._failed:
             tensors = batch_tensors(batch) if leaves is None else tensors_among(leaves)
-            if not self._shape.accepts(batch_shapes(tensors)):
+            shapes = batch_shapes(tensors)
+            self.was_odd = not self._shape.accepts(shapes)
+        if self._failed or self.was_odd:
+            if self.was_odd:
                 self._reasons.count("batches of another shape than the usual one ran uncompiled")
-                return self._eager(batch)
-        return self._compiled(batch) if self._called else self._first(batch)
+            return self._eager(batch)
+        if shapes not in self._compiled:
+            eager = self._eager
+            self._compiled[shapes] = compile_function(with_new_code(lambda batch: eager(batch)), self._config)
+        if shapes not in self._known:
+            self._known.add(shapes)
+            return self._first(self._compiled[shapes], batch)
+        self.ran_compiled = True
+        return self._compiled[shapes](batch)
 
-    def _first(self, batch: Any) -> Any:
-        self._called = True
-        random = torch.get_rng_state()
+    def _first(self, compiled: Callable[[Any], Any], batch: Any) -> Any:
+        """A call in which the compiler runs: for the backward pass too, if this torch can do that before it comes."""
         buffers = [buffer.detach().clone() for buffer in self._model.buffers()]
+        draws = _RandomState(self._model)
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), _backward_compiled_ahead():
                 # A program that turns warnings into errors does not mean those of the compiler about itself.
                 warnings.filterwarnings("default", module=r"torch\b")
-                return self._compiled(batch)
+                result = compiled(batch)
+            self.ran_compiled = True
+            return result
         except Exception as error:
             is_compilers = type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "torch._functorch"))
             if self._config.fullgraph or not is_compilers:
                 raise
             self._failed = True
-            self._reasons.note(f"compiling failed, so steps run in eager code: {first_line(error)}")
-        torch.set_rng_state(random)
+            cause = getattr(error, "inner_exception", error)
+            self._reasons.warn(f"compiling failed, so steps run in eager code: {first_line(cause)}")
+        draws.restore()
         with torch.no_grad():
             for buffer, value in zip(self._model.buffers(), buffers, strict=True):
                 buffer.copy_(value)
         return self._eager(batch)
+
+
+def _backward_compiled_ahead() -> AbstractContextManager[Any]:
+    """A context in which the compiler compiles a backward pass with its forward pass, where a failure can be undone.
+
+    Otherwise it does so inside of `backward()`, on CUDA in a thread of autograd. torch 2.8 knows no other way.
+    """
+    from torch._functorch import config
+
+    return config.patch({_AHEAD: True}) if hasattr(config, _AHEAD) else nullcontext()
+
+
+class _RandomState:
+    """The state of the generators that a model draws from: the CPU's, and those of its CUDA devices."""
+
+    def __init__(self, model: nn.Module) -> None:
+        devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
+        self._cpu = torch.get_rng_state()
+        self._states = {device: torch.cuda.get_rng_state(device) for device in devices}
+
+    def restore(self) -> None:
+        """Put it back."""
+        torch.set_rng_state(self._cpu)
+        for device, state in self._states.items():
+            torch.cuda.set_rng_state(state, device)
 
 
 def inductor_backend(model: fx.GraphModule, inputs: Any, *, options: dict[str, Any]) -> Any:
@@ -213,6 +283,7 @@ def inductor_backend(model: fx.GraphModule, inputs: Any, *, options: dict[str, A
     Warnings of the compiler stay warnings even if the program turns them into errors, which would be taken for a
     failure to compile.
     """
+    from torch._functorch import config as functorch_config
     from torch._inductor import compile_fx, config
 
     usual_layout, is_eager = config.layout_optimization, EAGER_RANDOM.items() <= options.items()
@@ -222,7 +293,12 @@ def inductor_backend(model: fx.GraphModule, inputs: Any, *, options: dict[str, A
         is_kept = is_eager and any(_draws_in_memory_order(node) for node in graph.graph.nodes)
         with config.patch(layout_optimization=usual_layout and not is_kept), warnings.catch_warnings():
             warnings.simplefilter("default")
-            return compile_fx.compile_fx_inner(graph, *args, **kwargs)
+            try:
+                return compile_fx.compile_fx_inner(graph, *args, **kwargs)
+            except Exception as error:
+                if kwargs.get("is_backward") and not hasattr(functorch_config, _AHEAD):
+                    add_note(error, _TOO_LATE)
+                raise
 
     with warnings.catch_warnings():
         warnings.simplefilter("default")

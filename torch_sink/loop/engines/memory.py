@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -130,7 +131,10 @@ class GraphMemory:
     def _segments(self) -> list[dict[str, Any]]:
         if not _has_pools():
             return []
-        segments: list[dict[str, Any]] = torch.cuda.memory_snapshot(self._handle, include_traces=False)
+        snapshot = torch.cuda.memory_snapshot
+        # A snapshot of torch 2.8 is without the traces, which take time.
+        options = {"include_traces": False} if "include_traces" in inspect.signature(snapshot).parameters else {}
+        segments: list[dict[str, Any]] = snapshot(self._handle, **options)
         return [segment for segment in segments if tuple(segment["segment_pool_id"]) == self._handle]
 
 
@@ -192,15 +196,28 @@ def fingerprint(model: nn.Module, step: TrainingStep, optimizer: torch.optim.Opt
         for name, value in group.items()
         if name not in tabled
     ]
-    modules = [*model.modules()]
-    states = [(one, one.training, one.p if isinstance(one, _DropoutNd) else None) for one in modules]
-    # model.buffers() takes four times as long, and the device is idle meanwhile.
-    buffers = [address(buffer) for one in modules for buffer in one._buffers.values() if buffer is not None]
-    parameters = [(address(p), p.requires_grad) for p in step.update.parameters]
+    owned = [[*map(id, group["params"])] for group in optimizer.param_groups]
+    # With their sizes: a tensor of another size may have got the memory of the one before.
+    parameters = [(address(p), p.shape, p.requires_grad) for p in step.update.parameters]
     gradients = [address(p.grad) if p.grad is not None else 0 for p in step.update.parameters if step.static_gradients]
     entries = (entry for of_parameter in optimizer.state.values() for entry in of_parameter.values())
     optimizer_state = [address(entry) for entry in entries if isinstance(entry, Tensor)]
-    return numbers, states, buffers, parameters, gradients, optimizer_state
+    averages = step.update.average.addresses() if step.update.average is not None else None
+    numbers.append(("reduces_always", step.reduces_always))
+    return numbers, owned, _modules_of(model), parameters, gradients, optimizer_state, averages
+
+
+def places_of(model: nn.Module) -> Any:
+    """The layers of a model, and where its parameters and buffers are: what a graph of its forward pass holds."""
+    return _modules_of(model), [(address(parameter), parameter.shape) for parameter in model.parameters()]
+
+
+def _modules_of(model: nn.Module) -> Any:
+    modules = [*model.modules()]
+    states = [(one, one.training, one.p if isinstance(one, _DropoutNd) else None) for one in modules]
+    # model.buffers() takes four times as long, and the device is idle meanwhile.
+    held = [buffer for one in modules for buffer in one._buffers.values() if buffer is not None]
+    return states, [(address(buffer), buffer.shape) for buffer in held]
 
 
 def address(tensor: Tensor) -> int:

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,8 @@ from torch_sink.common.integrations import without_wrappers
 from torch_sink.loop.core.batches import batch_tensors, map_tensors
 
 Function = Callable[[nn.Module, Any], Any]
-LEVELS = ("O0", "O1", "O2", "O3", "auto")
+Level = Literal["O0", "O1", "O2", "O3", "auto"]
+LEVELS = get_args(Level)
 LOW = (torch.float16, torch.bfloat16)
 NORMALIZATION: tuple[type[nn.Module], ...] = (
     _NormBase,
@@ -53,6 +54,11 @@ class Precision:
         """Casts the model's outputs for the loss function, and the loss for the backward pass."""
         return outputs if self.level == "O0" else to_float32(outputs)
 
+    casts: tuple[_Cast, ...] = ()  # the objects whose methods are hooks of the model
+
+    def follow(self, model: nn.Module) -> None:
+        """Take over layers that the model has got since the last call."""
+
     def close(self) -> None:
         """Remove all hooks from the model."""
 
@@ -71,25 +77,42 @@ class LayerCasts(Precision):
         self, level: str, dtype: torch.dtype, device_type: str, model: nn.Module, *, float_norms: bool | None = None
     ) -> None:
         super().__init__(level, dtype, device_type)
-        to_low, to_float = _Cast(dtype, dtype), _Cast(torch.float32, dtype)
-        float_norms = level == "O2" if float_norms is None else float_norms
-        inner = without_wrappers(model)  # the model's last outputs are not rounded, with or without wrappers
-        outermost = model, inner, without_wrappers(getattr(inner, "module", inner))
+        if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+            raise ValueError(
+                f"amp={level!r} casts the tensors between layers by hooks, which a TorchScript module does not run; "
+                "pass amp='O1', or the model as it was before torch.jit"
+            )
+        self._to_low, self._to_float = self.casts = _Cast(dtype, dtype), _Cast(torch.float32, dtype)
+        self._float_norms = level == "O2" if float_norms is None else float_norms
         self._handles: list[Any] = []
         weakref.finalize(self, _remove, self._handles).atexit = False  # a loop may be collected without close()
+        self._hook_all(model)
+        self._handles.append(model.register_forward_hook(self._to_float.outputs))
+
+    def follow(self, model: nn.Module) -> None:
+        if self._handles:  # not closed
+            self._hook_all(model)
+
+    def _hook_all(self, model: nn.Module) -> None:
+        inner = without_wrappers(model)  # the model's last outputs are not rounded, with or without wrappers
+        outermost = model, inner, without_wrappers(getattr(inner, "module", inner))
         for module in model.modules():
-            if isinstance(module, _Loss):
-                self._handles.append(module.register_forward_pre_hook(to_float.inputs, with_kwargs=True))
-            elif isinstance(module, NORMALIZATION):
-                # RMSNorm has no kernel for low-precision inputs with float32 weights.
-                norm_gets = to_float if float_norms or isinstance(module, nn.RMSNorm) else to_low
-                self._handles.append(module.register_forward_pre_hook(norm_gets.inputs, with_kwargs=True))
-                self._handles.append(module.register_forward_hook(to_low.outputs))
-            elif isinstance(module, _DropoutNd) or (
-                module not in outermost and any(True for _ in module.parameters(recurse=False))
-            ):
-                self._handles.append(module.register_forward_hook(to_low.outputs))
-        self._handles.append(model.register_forward_hook(to_float.outputs))
+            hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+            if not any(getattr(hook, "__self__", None) in self.casts for hook in hooks):
+                self._hook(module, is_outermost=module in outermost)
+
+    def _hook(self, module: nn.Module, *, is_outermost: bool) -> None:
+        to_low, to_float, handles = self._to_low, self._to_float, self._handles
+        has_parameters = any(True for _ in module.parameters(recurse=False))
+        if isinstance(module, _Loss):
+            handles.append(module.register_forward_pre_hook(to_float.inputs, with_kwargs=True))
+        elif isinstance(module, NORMALIZATION):
+            # RMSNorm has no kernel for low-precision inputs with float32 weights.
+            norm_gets = to_float if self._float_norms or isinstance(module, nn.RMSNorm) else to_low
+            handles.append(module.register_forward_pre_hook(norm_gets.inputs, with_kwargs=True))
+            handles.append(module.register_forward_hook(to_low.outputs))
+        elif isinstance(module, _DropoutNd) or (not is_outermost and has_parameters):
+            handles.append(module.register_forward_hook(to_low.outputs))
 
     def loss_context(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.device_type, enabled=False)
@@ -210,14 +233,13 @@ class Judged(NamedTuple):
     output: Any
     labels: tuple[Any, ...]
     named: dict[str, Tensor]  # further means over the batch, by name
-    samples: int
 
 
 class ForwardPass:
     """The forward pass of a model and its loss, under a precision, for training and for evaluation.
 
-    In mode "compile", its methods are compiled. Without `function(model, batch)`, the loss of a batch (x, *labels) is
-    `loss_fn(model(x), *labels)`.
+    In mode "compile", its methods are compiled. Without `function(model, batch)`, the loss of a batch (x, y) is
+    `loss_fn(model(x), y)`.
     """
 
     def __init__(
@@ -229,10 +251,9 @@ class ForwardPass:
         """The loss of a batch, attached to its autograd graph, and the named values that `function` returns with it."""
         if self._function is None:
             if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-                size = f" of {len(batch)}" if isinstance(batch, (tuple, list, dict)) else ""
                 raise TypeError(
-                    f"the batch is a {type(batch).__name__}{size}; a tuple or list (x, y) trains by "
-                    "loss_fn(model(x), y), for anything else pass forward=lambda model, batch: loss"
+                    f"the batch is {_shown(batch)}; a tuple or list (x, y) trains by loss_fn(model(x), y), for "
+                    "anything else pass forward=lambda model, batch: loss"
                 )
             return self._precision.outputs(self._run(batch)[0]), {}
         result = self._run(batch)
@@ -244,20 +265,21 @@ class ForwardPass:
     def mean_loss(self, batch: Any) -> Judged:
         """Evaluates a batch by the `function` that trains, which returns the loss, or (loss, dict of named tensors)."""
         loss, named = self.loss(batch)
-        return Judged(loss, None, (), dict(named), _count_samples((), batch))
+        return Judged(loss, None, (), dict(named))
 
     def judged(self, batch: Any) -> Judged:
         """Evaluates a batch by the loss function, or by a `function` that returns (loss, output, *labels)."""
-        if self._function is None and (not isinstance(batch, (tuple, list)) or len(batch) < 2):
+        has_labels = isinstance(batch, (tuple, list)) and len(batch) > 1
+        if self._function is None and not (has_labels and (len(batch) == 2 or self._loss_fn is None)):
             raise TypeError(
-                f"the batch is a {type(batch).__name__}; an evaluation takes (x, y) batches, or a function that gives "
+                f"the batch is {_shown(batch)}; an evaluation takes (x, y) batches, or a function that gives "
                 "(loss, output, labels): Model(..., eval_network=...), StepLoop.evaluate(..., forward=...)"
             )
         result = self._run(batch)
         if not isinstance(result, (tuple, list)) or not result:
             raise TypeError(f"the evaluation gave a {type(result).__name__}; return (loss, output, labels)")
         loss, output, *labels = (*result, None) if len(result) == 1 else result
-        return Judged(loss, self._precision.outputs(output), tuple(labels), {}, _count_samples(labels, batch))
+        return Judged(loss, self._precision.outputs(output), tuple(labels), {})
 
     def _run(self, batch: Any) -> Any:
         """Runs the forward pass: returns the result of `function`, or (loss, output, *labels) without one."""
@@ -273,7 +295,5 @@ class ForwardPass:
                 return self._loss_fn(output, *labels), output, *labels
 
 
-def _count_samples(labels: Any, batch: Any) -> int:
-    """The number of samples: the length of the first label that is no scalar, else of the batch's first such tensor."""
-    tensors = (*batch_tensors(list(labels)), *batch_tensors(batch))
-    return next((tensor.shape[0] for tensor in tensors if tensor.dim()), 1)
+def _shown(batch: Any) -> str:
+    return f"a {type(batch).__name__}" + (f" of {len(batch)}" if isinstance(batch, (tuple, list, dict)) else "")

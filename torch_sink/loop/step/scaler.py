@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo  # torch.compiler.disable imports the compiler at once
 
+from torch_sink.common.arguments import check_number, explains_wrong_calls
 from torch_sink.common.containers import map_leaves
 from torch_sink.errors import SinkError
 from torch_sink.loop.core.history import SinkResults
@@ -67,6 +68,7 @@ class StaticLossScaler:
         scale_value: factor, at least 1.
 
     Raises:
+        TypeError: `scale_value` is no number.
         ValueError: `scale_value` is below 1.
 
     Examples:
@@ -79,7 +81,9 @@ class StaticLossScaler:
         (True, False)
     """
 
+    @explains_wrong_calls()
     def __init__(self, scale_value: float) -> None:
+        check_number("scale_value", scale_value)
         if not scale_value >= 1:
             raise ValueError(f"scale_value={scale_value!r}: a loss scale is at least 1")
         self._updates: dict[torch.optim.Optimizer, OptimizerUpdate] = {}
@@ -137,8 +141,8 @@ class StaticLossScaler:
     def step(self, optimizer: torch.optim.Optimizer) -> Tensor:
         """Unscale the gradients, unless `unscale_` did, and step the optimizer unless one of them is not finite.
 
-        The step is skipped on the device, without a host sync. Until the first update has succeeded, however, the host
-        reads the overflow flag, because the optimizer state that a skipped step has to restore does not exist yet.
+        The step is skipped on the device, without a host sync. After a step in which the optimizer has made state, as
+        it does until the first update that succeeds, the host reads the overflow flag: what was made may have to go.
         Parameters and state are bit-identical to those of `torch.amp.GradScaler.step`. Compiled code breaks its graph
         here.
 
@@ -172,7 +176,7 @@ class StaticLossScaler:
             sharded = any(hasattr(gradient, "to_local") for gradient in gradients)
             self._updates[optimizer] = OptimizerUpdate(None, optimizer, self, gradients[0].device, agrees=sharded)
         update = self._updates[optimizer]
-        update.follow_optimizer()
+        update.follow()
         return update
 
     def inverse(self) -> Tensor:
@@ -205,11 +209,14 @@ class DynamicLossScaler(StaticLossScaler):
         scale_window: finite steps in a row before the scale grows, at least 1.
 
     Raises:
+        TypeError: an argument that is no number.
         ValueError: an argument outside the bounds above.
     """
 
+    @explains_wrong_calls()
     def __init__(self, scale_value: float = 2.0**16, scale_factor: float = 2, scale_window: int = 2000) -> None:
         super().__init__(scale_value)
+        check_number("scale_factor", scale_factor)
         if not scale_factor > 1:
             raise ValueError(f"scale_factor={scale_factor!r}: the factor is above 1")
         if isinstance(scale_window, bool) or not isinstance(scale_window, int) or scale_window < 1:
@@ -249,22 +256,23 @@ class OverflowCount:
     This applies to dynamic scalers only; with a static one, the user has asked to skip such updates.
     """
 
-    def __init__(self, scaler: StaticLossScaler | None, accumulate: int) -> None:
-        self._counts, self._accumulate = isinstance(scaler, DynamicLossScaler), accumulate
-        self._in_a_row = 0
+    def __init__(self, scaler: StaticLossScaler | None) -> None:
+        self._counts, self._in_a_row = isinstance(scaler, DynamicLossScaler), 0
 
     def add(self, sink: SinkResults, last_step: int) -> None:
         """Count the overflows of a sink that ended with step `last_step`."""
-        if not self._counts:
-            return
-        for step, overflow in enumerate(sink.overflows.tolist(), last_step - len(sink.overflows) + 1):
-            if step % self._accumulate == 0:
-                self._in_a_row = self._in_a_row + 1 if overflow else 0
-            if self._in_a_row >= LONGEST_OVERFLOW:
-                raise SinkError(
-                    f"{LONGEST_OVERFLOW} optimizer updates in a row overflowed, the last at step {step}: the gradients "
-                    "are not finite at any loss scale; check the data and the learning rate, or use torch.bfloat16"
-                )
+        first = last_step - len(sink.overflows) + 1
+        for index in sink.updates.nonzero().flatten().tolist() if self._counts else ():
+            self.add_update(first + index, skipped=bool(sink.overflows[index]))
+
+    def add_update(self, step: int, *, skipped: bool) -> None:
+        """Count one update."""
+        self._in_a_row = self._in_a_row + 1 if skipped and self._counts else 0
+        if self._in_a_row >= LONGEST_OVERFLOW:
+            raise SinkError(
+                f"{LONGEST_OVERFLOW} optimizer updates in a row overflowed, the last at step {step}: the gradients "
+                "are not finite at any loss scale; check the data and the learning rate, or use torch.bfloat16"
+            )
 
 
 def resolve_loss_scaler(

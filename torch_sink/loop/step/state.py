@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -13,15 +13,15 @@ from torch.optim import lr_scheduler
 
 from torch_sink.common.arguments import check_above_zero, check_choice, check_count, check_takes, named_device
 from torch_sink.common.integrations import inner_optimizer, inner_scheduler, own_scaler, scaler_of, scheduler_repeats
+from torch_sink.common.ranks import warn
 from torch_sink.errors import SinkError
+from torch_sink.loop.core.author import Author
 from torch_sink.loop.core.distributed import Ranks
 from torch_sink.loop.core.history import Progress, RunHistory
-from torch_sink.loop.step.optimizers import Schedule
-from torch_sink.loop.step.precision import Function, Precision, make_precision, resolve_level
+from torch_sink.loop.step.optimizers import Schedule, When
+from torch_sink.loop.step.precision import Function, Level, Precision, make_precision, resolve_level
 from torch_sink.loop.step.scaler import DynamicLossScaler, OverflowCount, StaticLossScaler, resolve_loss_scaler
 from torch_sink.loop.step.update import WeightAverage
-
-_log = logging.getLogger("torch_sink")
 
 
 class TrainState:
@@ -36,11 +36,11 @@ class TrainState:
         loss_fn: Callable[..., Any] | None,
         optimizer: torch.optim.Optimizer | None,
         *,
-        amp: str,
+        amp: Level,
         amp_dtype: torch.dtype,
-        loss_scaler: str | StaticLossScaler | None,
+        loss_scaler: Literal["default"] | StaticLossScaler | None,
         scheduler: Any,
-        schedule: str | None,
+        schedule: When | None,
         clip_grad_norm: float | None,
         accumulate: int,
         ema: float | None,
@@ -66,16 +66,22 @@ class TrainState:
         self.optimizer, self.scheduler, self.schedule = self._trained_by(optimizer, level, scheduler, schedule)
         self.scaler = resolve_loss_scaler(loss_scaler, level, amp_dtype, self.device, own_scaler(optimizer))
         if isinstance(self.scaler, DynamicLossScaler) and level != "O0" and amp_dtype is torch.bfloat16:
-            _log.warning("bfloat16 has the range of float32, so a DynamicLossScaler does nothing for it; leave it out")
-        self.overflows = OverflowCount(self.scaler, accumulate)
+            warn("bfloat16 has the range of float32, so a DynamicLossScaler does nothing for it; leave it out")
+        self.overflows = OverflowCount(self.scaler)
+        if self.schedule is not None:
+            self.schedule.counts_applied = self.schedule.when == "applied" and self.scaler is not None
         self.step_count = 0  # iterations trained so far, in all runs
         self.progress = Progress()  # of the current run, or of the latest one
         self.history: RunHistory | None = None  # of the same run
+        self.author = Author()  # of the checkpoints: which training this is
+        self.told_folders: set[Path] = set()  # with checkpoints of others, which was said
         self.is_resumed = False  # whether the next run completes the run of a loaded state
         # Last, because its hooks must not stay on a model after an error, nor be copied into the average.
         self.precision = make_precision(level, amp_dtype, self.device.type, model)
+        if self.average is not None:
+            self.average.leaves_out = self.precision.casts
 
-    def _trained_by(self, given: Any, level: str, given_scheduler: Any, schedule: str | None) -> tuple[Any, Any, Any]:
+    def _trained_by(self, given: Any, level: str, given_scheduler: Any, schedule: When | None) -> tuple[Any, Any, Any]:
         """Optimizer and scheduler without wrappers, and their schedule; None for each without an optimizer."""
         if given is None:
             for name, value in (("scheduler", given_scheduler), ("schedule", schedule)):
@@ -84,8 +90,8 @@ class TrainState:
             return None, None, None
         optimizer = unwrap_optimizer(given, level, self.model)
         scheduler = unwrap_scheduler(given_scheduler, schedule, optimizer)
-        repeats, per_epoch = scheduler_repeats(given_scheduler), schedule == "epoch"
-        made = Schedule(optimizer, scheduler, per_epoch=per_epoch, accumulate=self.accumulate, repeats=repeats)
+        when = schedule if scheduler is not None else None
+        made = Schedule(optimizer, scheduler, when=when, repeats=scheduler_repeats(given_scheduler))
         return optimizer, scheduler, made
 
     def describe(self) -> list[str]:
@@ -97,6 +103,12 @@ class TrainState:
             f"steps: {self.step_count}, optimizer: {type(optimizer).__name__ if optimizer is not None else 'none'}, "
             f"accumulate: {self.accumulate}",
         ]
+
+    def follow(self) -> None:
+        """Take over layers that the model has got since the last call, as from a callback or between two runs."""
+        self.precision.follow(self.model)
+        if self.average is not None:
+            self.average.follow()
 
     def ema_model(self) -> nn.Module:
         """The model with averaged weights; raises SinkError if there is no average."""
@@ -146,7 +158,7 @@ def unwrap_scheduler(scheduler: Any, schedule: Any, optimizer: torch.optim.Optim
     `schedule` says when it steps; without a scheduler it may be left out.
     """
     if schedule is not None:
-        check_choice("schedule", schedule, ("step", "epoch"))
+        check_choice("schedule", schedule, get_args(When))
     if scheduler is None:
         return None
     scheduler = inner_scheduler(scheduler)
@@ -172,6 +184,15 @@ def unwrap_scheduler(scheduler: Any, schedule: Any, optimizer: torch.optim.Optim
     return scheduler
 
 
+def check_forward(forward: Any) -> None:
+    """Raise TypeError unless `forward` is None, or a function of a model and a batch."""
+    if forward is None:
+        return
+    if not callable(forward):
+        raise TypeError(f"forward is a {type(forward).__name__}; pass a function of (model, batch)")
+    check_takes("forward", forward, "model", "batch")
+
+
 def check_model(model: Any, loss_fn: Any, forward: Any, *, trains: bool) -> None:
     """Raise unless `model`, `loss_fn` and `forward` can be used: for training if `trains`, else for evaluation only.
 
@@ -181,10 +202,7 @@ def check_model(model: Any, loss_fn: Any, forward: Any, *, trains: bool) -> None
         raise TypeError(f"model is a {type(model).__name__}; pass a torch.nn.Module")
     if trains and not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError("model has no parameter that requires a gradient, so there is nothing to train")
-    if forward is not None and not callable(forward):
-        raise TypeError(f"forward is a {type(forward).__name__}; pass a function of (model, batch)")
-    if forward is not None:
-        check_takes("forward", forward, "model", "batch")
+    check_forward(forward)
     if isinstance(loss_fn, torch.optim.Optimizer):
         raise TypeError(f"loss_fn is the optimizer, a {type(loss_fn).__name__}; the order is model, loss_fn, optimizer")
     if forward is None and isinstance(loss_fn, type):

@@ -2,26 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from torch_sink.loop.core.distributed import Ranks
-from torch_sink.loop.core.history import SinkResults, StepLog
-from torch_sink.loop.step.optimizers import Schedule
+from torch_sink.loop.core.history import SinkResults, StepCounts, StepLog
+from torch_sink.loop.step.optimizers import RateTable
+from torch_sink.loop.step.state import TrainState
 from torch_sink.loop.step.update import OptimizerUpdate
+from torch_sink.thread_waits import host_sync_allowed
+
+
+class LossFunction(Protocol):
+    """Computes the loss of a batch; `engines/jit.py` has the compiled one.
+
+    Attributes:
+        ran_compiled: whether the latest call ran compiled code.
+        was_odd: whether its batch had another shape than what is compiled.
+    """
+
+    ran_compiled: bool
+    was_odd: bool
+
+    def begin(self) -> None:
+        """A run begins, whose batches may have another shape."""
+
+    def follow(self) -> None:
+        """The model may have changed."""
+
+    def __call__(self, batch: Any, leaves: list[Any] | None) -> Any:
+        """Loss and named values; `leaves` are those of the batch, where they are known."""
+
+
+class EagerLoss:
+    """Computes the loss of a batch in eager code: a `LossFunction`."""
+
+    ran_compiled = was_odd = False
+
+    def __init__(self, loss: Callable[[Any], Any]) -> None:
+        self._loss = loss
+
+    def begin(self) -> None: ...
+
+    def follow(self) -> None: ...
+
+    def __call__(self, batch: Any, leaves: list[Any] | None) -> Any:
+        return self._loss(batch)
 
 
 @dataclass(eq=False)
 class TrainingStep:
     """Forward pass, backward pass and, after every `accumulate`-th batch, the update; losses go to the log."""
 
-    # `loss_function(batch, leaves)` -> (loss, named values); `leaves` may be None.
-    loss_function: Callable[[Any, list[Any] | None], tuple[Any, dict[str, Tensor]]]
+    loss_function: LossFunction
     update: OptimizerUpdate
     log: StepLog
     accumulate: int
@@ -31,6 +68,8 @@ class TrainingStep:
     # Keep gradients in the same memory and set them to zero after each update, as captured accumulation needs;
     # otherwise each accumulation allocates new ones.
     static_gradients: bool
+    # Reduce gradients over the ranks after every batch, where nobody knows which one is the last of an epoch.
+    reduces_always: bool = False
     _started: bool = field(default=False, init=False)
 
     def run(self, batch: Any, leaves: list[Any] | None, *, first: bool, last: bool) -> None:
@@ -41,14 +80,18 @@ class TrainingStep:
         if first and not (self.static_gradients and self._started):
             self.update.zero_gradients()
         self._started = True
-        self._accumulate(batch, leaves, self.log, reduce=last)
+        self._accumulate(batch, leaves, self.log, reduce=last or self.reduces_always)
         if last:
-            self.update.apply()
-            if self.static_gradients:
-                self.update.zero_gradients(in_place=True)
+            self.apply()
             if self.update.scaler is not None:
                 self.log.write_overflow(self.update.found_inf)
         self.log.advance()
+
+    def apply(self) -> None:
+        """Update with the gradients that are there."""
+        self.update.apply()
+        if self.static_gradients:
+            self.update.zero_gradients(in_place=True)
 
     def rehearse(self, model: nn.Module, batch: Any) -> None:
         """Run forward and backward pass without an effect on log, gradients and buffers."""
@@ -95,12 +138,21 @@ class TrainingStep:
 class Engine:
     """Runs the steps of a sink and returns their results. Eager and compiled steps differ in the loss function only.
 
-    If `watchable`, the first step runs under `watch_host_syncs`.
+    Learning rates are read from a table on the device if the host cannot know them in time. If `watchable`, the first
+    step runs under `watch_host_syncs`.
+
+    Attributes:
+        counts: how the steps of the run under way, or of the latest one, ran.
     """
 
-    def __init__(self, mode: str, step: TrainingStep, schedule: Schedule, ranks: Ranks, *, watchable: bool) -> None:
-        self.mode, self.training_step, self.schedule = mode, step, schedule
-        self.log, self.ranks, self.watches_next_step = step.log, ranks, watchable
+    def __init__(self, mode: str, state: TrainState, step: TrainingStep, *, watchable: bool) -> None:
+        self.mode, self.state, self.training_step = mode, state, step
+        self.schedule, self.ranks, self.log = state.schedule, state.ranks, step.log
+        self.watches_next_step = watchable
+        self.counts = StepCounts()
+        self._may_have_changed = self._has_callbacks = True
+        knows_rates = not self.schedule.counts_applied or self.log.device.type == "cpu"
+        self._rates = None if knows_rates else RateTable(self.schedule, self.log)
 
     @property
     def host_syncs(self) -> int:
@@ -111,33 +163,103 @@ class Engine:
         """A context for a whole run."""
         return nullcontext()
 
-    def attach(self, loader: Any, *, callbacks: bool) -> None:
-        """Set the loader of the coming run, and whether callbacks may change the training between its sinks."""
+    @property
+    def _reads_table(self) -> bool:
+        return self._rates is not None
+
+    def attach(self, loader: Any, *, callbacks: bool, reduces_always: bool) -> None:
+        """Set the loader of the coming run, and whether callbacks may change the training between its sinks.
+
+        For `reduces_always` see `TrainingStep`.
+        """
+        self._may_have_changed, self._has_callbacks = True, callbacks
+        self.training_step.reduces_always = reduces_always
+        self.training_step.loss_function.begin()
+        self.counts = StepCounts()
 
     def reserve(self, steps: int) -> None:
         """Make room for sinks of up to `steps` steps."""
         if steps > self.log.capacity:
             self.log.reserve(steps)
+        if self._rates is not None and not self._rates.fits(self.schedule, self.log):
+            self._rates = RateTable(self.schedule, self.log)
 
-    def begin(self, steps: int, iteration: int) -> None:
-        """Open a sink of at most `steps` steps; `iteration` steps were executed before."""
-        self.training_step.update.follow_optimizer()
+    def follow(self) -> None:
+        """Take over what model and optimizer hold now: callbacks, or the user between two runs, may have changed it."""
+        self.state.follow()
+        self.training_step.update.follow()
+        self.training_step.loss_function.follow()
+
+    def begin(self, updates: Sequence[bool]) -> None:
+        """Open a sink of at most so many steps; `updates` tells for each whether an update follows."""
+        if self._may_have_changed:
+            self.follow()
+            self.reserve(len(updates))
+        self._may_have_changed = self._has_callbacks
         self.log.start()
-        self.schedule.start()
+        self.schedule.start(updates)
+        if self._reads_table:
+            self._write_rates(len(updates))
 
     def step(self, batch: Any, leaves: list[Any], *, first: bool, last: bool) -> None:
         """Launch one step; see `TrainingStep.run`. `leaves` are those of the batch."""
+        loss = self.training_step.loss_function
+        if self._reads_table:
+            self._run_with_table(batch, leaves, first=first, last=last)
+            self.counts.add_launched(compiled=loss.ran_compiled, odd=loss.was_odd)
+            return
         self.schedule.before_step()
         self.training_step.run(batch, leaves, first=first, last=last)
+        self.counts.add_launched(compiled=loss.ran_compiled, odd=loss.was_odd)
         if last:
-            self.schedule.advance()
+            skipped = False
+            if self.schedule.counts_applied:  # on the CPU, where nothing waits
+                with host_sync_allowed():
+                    skipped = bool(self.training_step.update.found_inf)
+            self.schedule.advance(skipped=skipped)
 
-    def end(self, steps: int, iteration: int) -> SinkResults:
+    def end(self, steps: int) -> SinkResults:
         """Close the sink after `steps` executed steps, with its only wait for the device."""
-        rates = self.schedule.rates(steps)  # while the device is busy
+        rates = None if self._reads_table and self.schedule.counts_applied else self.schedule.rates(steps)
+        # The rates are listed while the device is busy.
         losses, overflows, *metrics = self.log.read(steps, self.ranks)
+        overflows = overflows.bool()
+        if rates is None:
+            rates = self.schedule.settle(overflows)
         named = dict(zip(self.log.metric_names or (), metrics, strict=True))
-        return SinkResults(losses, overflows.bool(), rates, named)
+        return SinkResults(
+            losses, overflows, rates, named, torch.tensor(self.schedule.updates[:steps], dtype=torch.bool, device="cpu")
+        )
+
+    def update_now(self) -> bool:
+        """Update between two sinks, with the gradients of an accumulation that no further batch continues.
+
+        Returns whether the update was skipped for overflow.
+        """
+        self.follow()
+        with self._between_replays():
+            self.training_step.apply()
+        skipped = self.training_step.update.was_skipped()
+        self.schedule.advance(skipped=skipped)
+        return skipped
+
+    def _between_replays(self) -> AbstractContextManager[Any]:
+        """A context for work that runs uncaptured."""
+        return nullcontext()
+
+    def _write_rates(self, steps: int) -> None:
+        rates: Any = self._rates
+        rates.start()
+        rates.write(self.schedule.plan(steps))
+
+    def _run_with_table(self, batch: Any, leaves: list[Any] | None, *, first: bool, last: bool) -> None:
+        rates: Any = self._rates
+        with rates.bound():
+            if last:
+                rates.load_row()
+            self.training_step.run(batch, leaves, first=first, last=last)
+            if last:
+                rates.count(self.training_step.update.found_inf)
 
     def close(self) -> None:
         """Release what the device holds."""

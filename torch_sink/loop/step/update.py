@@ -6,11 +6,13 @@ It does not wait for the device after the first updates.
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from torch_sink.common.integrations import without_wrappers
 from torch_sink.loop.core.distributed import largest_of_ranks
@@ -32,10 +34,11 @@ class Scaler(Protocol):
 
 
 class WeightAverage:
-    """average = decay * average + (1 - decay) * weights after every update; the first update copies the weights.
+    """average = decay * average + (1 - decay) * weights after every update; a weight's first update copies it.
 
     The results equal those of `torch.optim.swa_utils.AveragedModel` with `get_ema_multi_avg_fn(decay)`, which reads its
-    counter on the host.
+    counter on the host. Where the model has other layers or parameters than before, the averaged model gets them too
+    (`follow`): what is left of the old ones keeps its average, found by the parameter itself or else by its name.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -50,50 +53,158 @@ class WeightAverage:
         inner = without_wrappers(model)
         self._source = inner.module if isinstance(inner, nn.parallel.DistributedDataParallel) else inner
         self._decay = decay
-        self._module = copy.deepcopy(self._source).requires_grad_(False)
-        self._weights = [parameter.detach() for parameter in self._source.parameters()]
-        self._averages = [parameter.detach() for parameter in self._module.parameters()]
-        self.started = False
+        self.leaves_out: tuple[Any, ...] = ()  # objects whose methods are hooks that the averaged model does not get
+        self._modules: list[weakref.ref[nn.Module]] = []  # of the source, as they were when it was copied
+        self._layout: Any = None
+        self._weights: list[Tensor] = []  # the parameters of the source
+        self._averages: list[Tensor] = []
+        self._names: list[str] = []
+        self._unbegun: set[str] = set()  # names of weights without an update
+        self.follow()
+
+    @property
+    def started(self) -> bool:
+        """Whether every weight has had an update."""
+        return not self._unbegun
+
+    def follow(self) -> None:
+        """Take over layers and parameters that the model has got since the last call."""
+        modules = [*self._source.modules()]
+        layout = [_layout_of(module) for module in modules]
+        if layout != self._layout or any(known() is not now for known, now in zip(self._modules, modules, strict=True)):
+            self._copy_source()
+            self._modules, self._layout = [weakref.ref(module) for module in modules], layout
+        self._weights = [*self._source.parameters()]
+
+    @torch.no_grad()
+    def _copy_source(self) -> None:
+        by_parameter = {id(weight): place for place, weight in enumerate(self._weights)}
+        by_name = {name: place for place, name in enumerate(self._names)}
+        old, unbegun = self._averages, {place for name, place in by_name.items() if name in self._unbegun}
+        self._module = _copied(self._source, self.leaves_out)
+        named = [*self._source.named_parameters()]
+        self._names, self._averages = [name for name, _ in named], [*self._module.parameters()]
+        self._unbegun = set()
+        for (name, weight), average in zip(named, self._averages, strict=True):
+            average.requires_grad = False
+            place = by_parameter.get(id(weight), by_name.get(name))
+            known = place is not None and place not in unbegun and old[place].shape == weight.shape
+            if known and place is not None:
+                average.copy_(old[place])
+            else:
+                self._unbegun.add(name)
 
     @torch.no_grad()
     def update(self, skipped: Tensor | None = None) -> None:
-        """Add the current weights to the average, unless `skipped` (float32 []) is 1: the update was skipped."""
-        if not self.started:
-            torch._foreach_copy_(self._averages, self._weights)
-            self.started = True
-        elif skipped is None:
-            torch._foreach_lerp_(self._averages, self._weights, 1 - self._decay)
-        else:
-            weight = (1 - skipped) * (1 - self._decay)
-            for average, current in zip(self._averages, self._weights, strict=True):
-                average.lerp_(current, weight.to(average.dtype))
+        """Add the current weights to the average, unless `skipped` (float32 []) is 1: the update was skipped.
 
+        `skipped` is None for the first update of a weight: the host knows that it was not skipped.
+        """
+        if not self.started:
+            self.follow()  # the first forward pass makes the weights of lazy layers
+        if self._unbegun:
+            pairs = [*zip(self._names, self._averages, self._weights, strict=True)]
+            begun = [(average, weight) for name, average, weight in pairs if name not in self._unbegun]
+            for name, average, weight in pairs:
+                if name in self._unbegun:
+                    average.copy_(weight)
+            if begun:
+                torch._foreach_lerp_([one for one, _ in begun], [one for _, one in begun], 1 - self._decay)
+            self._unbegun = set()
+        else:
+            weights = self._weights if skipped is None else self._averages_or_weights(skipped)
+            torch._foreach_lerp_(self._averages, weights, 1 - self._decay)
+
+    def _averages_or_weights(self, skipped: Tensor) -> list[Tensor]:
+        """The averages themselves if the update was skipped, else the weights, which the device decides: new tensors.
+
+        For all tensors of a kind together: one call for each of them would cost more than the rest of the update.
+        """
+        chosen: list[Any] = [None] * len(self._weights)
+        kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for place, weight in enumerate(self._weights):
+            kinds.setdefault((weight.device, weight.dtype), []).append(place)
+        for (device, dtype), places in kinds.items():
+            flag = skipped.to(device, dtype)
+            found = torch._foreach_mul([self._weights[place] for place in places], 1 - flag)
+            torch._foreach_add_(found, torch._foreach_mul([self._averages[place] for place in places], flag))
+            for place, tensor in zip(places, found, strict=True):
+                chosen[place] = tensor
+        return chosen
+
+    def addresses(self) -> list[int]:
+        """Where the averages are, for graphs, which go on writing there."""
+        return [average.data_ptr() for average in self._averages]
+
+    @torch.no_grad()
     def model(self) -> nn.Module:
         """The averaged model; its buffers are copied from the model that trains."""
+        self.follow()
         for target, source in zip(self._module.buffers(), self._source.buffers(), strict=True):
             target.copy_(source)
         return self._module
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights by name, and whether the first update has happened."""
+        """Weights by name, whether they have begun, and the names of those that have not although others have."""
+        self.follow()
         weights = {name: parameter.detach() for name, parameter in self._module.named_parameters()}
-        return {"started": self.started, "weights": weights}
+        started = len(self._unbegun) < len(weights)
+        return {"started": started, "weights": weights, "unbegun": sorted(self._unbegun) if started else []}
 
+    def differences(self, weights: dict[str, Tensor]) -> Iterator[str]:
+        """What keeps weights by name from being loaded."""
+        self.follow()
+        known = dict(zip(self._names, self._averages, strict=True))
+        for name in [*known, *(name for name in weights if name not in known)]:
+            if name not in weights or name not in known:
+                yield f"saved with{'' if name in weights else 'out'} an average of {name}, unlike this loop's"
+            elif not is_lazy(known[name]) and known[name].shape != weights[name].shape:
+                shapes = list(weights[name].shape), list(known[name].shape)
+                yield f"saved with an average of {name} of shape {shapes[0]}, and this loop has {shapes[1]}"
+
+    @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state in place."""
-        self.started = bool(state["started"])
-        weights = state["weights"]
-        for name, average in self._module.named_parameters():
-            average.detach().copy_(weights[name])
+        self.follow()
+        self._unbegun = set(state.get("unbegun", ())) if state["started"] else set(self._names)
+        for name, average in zip(self._names, self._averages, strict=True):
+            average.copy_(state["weights"][name])
+
+
+def _layout_of(module: nn.Module) -> Any:
+    """What a copy of a module has to have in common with it: type, and names and shapes of what it holds."""
+    held = [*module._parameters.items(), *module._buffers.items()]
+    tensors = [(name, None if one is None or is_lazy(one) else (one.shape, one.dtype)) for name, one in held]
+    return type(module), [*module._modules.keys()], tensors
+
+
+def _copied(model: nn.Module, leaves_out: tuple[Any, ...]) -> nn.Module:
+    """A deep copy of a model, without the hooks that are methods of `leaves_out`.
+
+    Tensors with a history, which cannot be copied, are copied without it: pruning and the older `weight_norm` keep one,
+    and compute it again before each forward pass.
+    """
+    memo = {id(one): one for one in leaves_out}
+    for module in model.modules():
+        for value in vars(module).values() if not isinstance(module, torch.jit.ScriptModule) else ():
+            if isinstance(value, Tensor) and value.grad_fn is not None:
+                memo[id(value)] = value.detach().clone()
+    made = copy.deepcopy(model, memo)
+    for module in made.modules() if leaves_out else ():
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            for number in [n for n, hook in hooks.items() if getattr(hook, "__self__", None) in leaves_out]:
+                del hooks[number]
+                module._forward_pre_hooks_with_kwargs.pop(number, None)
+    return made
 
 
 class OptimizerUpdate:
     """Applies the gradients of a model.
 
     With a loss scaler, an update whose gradients are not finite is skipped on the device: by the optimizer's kernel if
-    it takes `found_inf`, else by a mask that restores parameters and state. The mask needs existing state, because
-    several optimizers initialize theirs to values other than zero. So the host checks for overflow until every
-    parameter with a gradient has had one finite update, and the average has begun.
+    it takes `found_inf`, else by a mask that restores parameters and state. A mask cannot take back state that the step
+    has made, as the first one does, or the first after the program has emptied the state. The host then reads the flag,
+    and drops what was made. It also reads it until the average of every weight has begun.
 
     Args:
         model: its parameters are clipped; None for an update of the optimizer's parameters only.
@@ -116,41 +227,40 @@ class OptimizerUpdate:
         self.optimizer, self.scaler, self.average = optimizer, scaler, average
         self.found_inf = torch.zeros((), dtype=torch.float32, device=device)
         self.host_checks = 0
-        self.has_warmed_up = False  # whether the latest update needed no host check
+        self.has_warmed_up = False  # whether the next update needs no host check, unless its step makes state
         self._clip_grad_norm, self._agrees, self._cycles_betas = clip_grad_norm, agrees, cycles_betas
-        self._model_parameters = list(model.parameters()) if model is not None else []
-        self.parameters: list[nn.Parameter] = []
-        self._owned = -1
-        self.follow_optimizer()
-        # A parameter with loaded state has had an update.
-        self._warm_parameters = {parameter for parameter in self.parameters if parameter in optimizer.state}
-
-    @property
-    def _warm(self) -> bool:
-        """Whether the next update, with the current gradients, needs no check on the host.
-
-        State may exist before the first update (Adagrad's, or loaded state), the average does not.
-        """
-        average_began = self.average is None or self.average.started
-        return average_began and self._warm_parameters.issuperset(self._with_gradients())
+        self._model, self._model_parameters = model, list[nn.Parameter]()
+        self.parameters: list[nn.Parameter] = []  # of model and optimizer
+        self._known: list[int] = []
+        self._alive: Any = None
+        self.follow()
 
     def _with_gradients(self) -> Iterator[nn.Parameter]:
         return (parameter for parameter in self.parameters if parameter.grad is not None)
 
-    def follow_optimizer(self) -> None:
-        """Include parameters that were added to the optimizer since the last call, as by `add_param_group`."""
-        count = sum(len(group["params"]) for group in self.optimizer.param_groups)
-        if count != self._owned:
-            owned = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-            self.parameters = list(dict.fromkeys([*self._model_parameters, *owned]))
-            self._owned = count
-            if self.scaler is not None:
-                make_capturable(self.optimizer, cycles_betas=self._cycles_betas)
+    def follow(self) -> None:
+        """Take over what model and optimizer hold now: parameters may have been added, replaced or dropped.
+
+        Flags and state may have been loaded, too, which brings the counters of another device.
+        """
+        optimizer, groups = self.optimizer, self.optimizer.param_groups
+        own = [] if self._model is None else [*self._model.parameters()]
+        owned = [parameter for group in groups for parameter in group["params"]]
+        # A scaler in a loop of the user's own calls this at every step. What is compared is alive, so ids are unique.
+        known = [id(groups), id(optimizer.state), *map(id, own), *map(id, owned)]
+        if known == self._known:
+            return
+        self._known, self._alive = known, (groups, optimizer.state)
+        self._model_parameters, self.parameters = own, list(dict.fromkeys([*own, *owned]))
+        if self.scaler is not None:
+            make_capturable(optimizer, cycles_betas=self._cycles_betas)
+            refuse_python_state(optimizer)
 
     def zero_gradients(self, *, in_place: bool = False) -> None:
         """Drop the gradients of all parameters of model and optimizer, or set them to zero `in_place`."""
         if in_place:
-            torch._foreach_zero_([p.grad for p in self.parameters if p.grad is not None])
+            if gradients := [parameter.grad for parameter in self.parameters if parameter.grad is not None]:
+                torch._foreach_zero_(gradients)
             return
         for parameter in self.parameters:
             parameter.grad = None
@@ -189,11 +299,44 @@ class OptimizerUpdate:
     def step(self) -> None:
         """Update parameters, optimizer state and average, unless `found_inf` says to skip."""
         leave_fused_for_sparse(self.optimizer)
-        if self._warm:
-            self._step_masked()
-        else:
-            self._step_checked()
-        self.has_warmed_up = self._warm
+        entries = [*map(len, self.optimizer.state.values())]
+        self._step_masked()
+        made = [*map(len, self.optimizer.state.values())] != entries
+        self.has_warmed_up = not made and (self.average is None or self.average.started)
+        if self.has_warmed_up:
+            if self.average is not None:
+                self.average.update(self.found_inf)
+            return
+        if made and self.found_inf.is_cuda and torch.cuda.is_current_stream_capturing():
+            return  # nothing is computed, and the engine gives the capture up
+        self.host_checks += 1
+        with host_sync_allowed():
+            overflow = bool(self.found_inf.item())  # host sync
+        if overflow:
+            self._drop_entries(entries)
+            return
+        refuse_python_state(self.optimizer)
+        if self.average is not None:
+            self.average.update()
+        self.has_warmed_up = True
+
+    def was_skipped(self) -> bool:
+        """Whether the latest update was skipped for overflow; the host waits for the device."""
+        if self.scaler is None:
+            return False
+        self.host_checks += 1
+        with host_sync_allowed():
+            return bool(self.found_inf.item())  # host sync
+
+    def _drop_entries(self, before: list[int]) -> None:
+        """Remove state that was made since the owners had so many entries: the latest owners and entries."""
+        state = self.optimizer.state
+        for place, owner in enumerate([*state]):
+            if place >= len(before):
+                del state[owner]
+                continue
+            for name in [*state[owner]][before[place] :]:
+                del state[owner][name]
 
     def _clip(self) -> None:
         if self._clip_grad_norm is not None:
@@ -202,18 +345,6 @@ class OptimizerUpdate:
     def _step(self) -> None:
         add_missing_momentum(self.optimizer)
         self.optimizer.step()
-
-    def _step_checked(self) -> None:
-        self.host_checks += 1
-        with host_sync_allowed():
-            overflow = bool(self.found_inf.item())  # host sync
-        if overflow:
-            return
-        self._step()
-        refuse_python_state(self.optimizer)
-        self._warm_parameters.update(self._with_gradients())
-        if self.average is not None:
-            self.average.update()
 
     def _step_masked(self) -> None:
         if getattr(self.optimizer, "_step_supports_amp_scaling", False):
@@ -224,18 +355,17 @@ class OptimizerUpdate:
             finally:
                 del optimizer.grad_scale, optimizer.found_inf
         else:
-            before = [tensor.detach().clone() for tensor in self._written_tensors()]
+            parameters = [*self._with_gradients()]
+            before = [[tensor.detach().clone() for tensor in self._written_by(one)] for one in parameters]
             self._step()
             skipped = self.found_inf.bool()
             with torch.no_grad():  # the tensors are listed again, because the step may have replaced them
-                for now, old in zip(self._written_tensors(), before, strict=True):
-                    now.copy_(torch.where(skipped.to(now.device), old, now))
-        if self.average is not None:
-            self.average.update(self.found_inf)
+                for one, old in zip(parameters, before, strict=True):
+                    for now, then in zip(self._written_by(one), old, strict=False):  # what the step has made comes last
+                        now.copy_(torch.where(skipped.to(now.device), then, now))
 
-    def _written_tensors(self) -> list[Tensor]:
-        written: list[Tensor] = []
-        for parameter in self._with_gradients():
-            written.append(parameter)
-            written += [v for v in self.optimizer.state.get(parameter, {}).values() if isinstance(v, Tensor)]
+    def _written_by(self, parameter: nn.Parameter) -> list[Tensor]:
+        """The tensors of a parameter that a step writes to."""
+        values = self.optimizer.state.get(parameter, {}).values()
+        written = [parameter, *(value for value in values if isinstance(value, Tensor))]
         return [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in written]

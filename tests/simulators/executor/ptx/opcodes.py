@@ -129,8 +129,12 @@ def _fused(modifiers: Modifiers) -> Form:
 
 @opcode("div")
 def _quotient(modifiers: Modifiers) -> Form:
-    kind = _only(modifiers, "rn")
-    return Form(operator.truediv if kind[0] == "f" else arithmetic.quotient, (kind, kind), kind)
+    kind = _only(modifiers, "rn", "ftz")
+    divide = operator.truediv if kind[0] == "f" else arithmetic.quotient
+    if "ftz" not in modifiers:
+        return Form(divide, (kind, kind), kind)
+    flush = arithmetic.flushed  # the division of Triton 3.4
+    return Form(lambda a, b: flush(divide(flush(a), flush(b))), (kind, kind), kind)
 
 
 @opcode("rem")
@@ -141,8 +145,10 @@ def _remainder(modifiers: Modifiers) -> Form:
 
 @opcode("sqrt")
 def _root(modifiers: Modifiers) -> Form:
-    kind = _only(modifiers, "rn")
-    return Form(np.sqrt, (kind,), kind)
+    kind = _only(modifiers, "rn", "ftz")
+    if "ftz" not in modifiers:
+        return Form(np.sqrt, (kind,), kind)
+    return Form(lambda a: arithmetic.flushed(np.sqrt(arithmetic.flushed(a))), (kind,), kind)
 
 
 @opcode("min", "max")
