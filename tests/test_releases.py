@@ -56,6 +56,13 @@ def test_a_child_process_leaves_it_to_its_parent(monkeypatch: pytest.MonkeyPatch
     assert not said_of(monkeypatch, torch="99.0.0")
 
 
+def test_the_first_rank_warns_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    assert said_of(monkeypatch, torch="99.0.0")
+    monkeypatch.setenv("RANK", "1")
+    assert not said_of(monkeypatch, torch="99.0.0")
+
+
 def test_the_line_that_imports_torch_sink_is_warned_once(tmp_path: Path) -> None:
     about = tmp_path / "torchvision-99.1.dist-info"
     about.mkdir()

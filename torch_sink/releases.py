@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import multiprocessing
+import os
 import sysconfig
 import warnings
 
-PYTHONS = ("3.10", "3.15")
+PYTHONS = ("3.10", "3.14")
 OLDEST = {"torch": "2.8", "torchvision": "0.23", "triton": "3.4", "pillow": "11.2.1"}
 NEWEST = {"torch": "2.15", "torchvision": "0.29", "triton": "3.9"}
 
@@ -41,8 +42,12 @@ def check_python() -> None:
 
 
 def warn_of_newer() -> None:
-    """Warn, in one line, of packages that are newer than those tested; data workers leave that to their parent."""
-    if multiprocessing.parent_process() is not None:
+    """Warn, in one line, of packages that are newer than those tested.
+
+    Data workers leave that to their parent, and the ranks that torchrun starts to the first one: they import this before
+    they form a group.
+    """
+    if multiprocessing.parent_process() is not None or os.environ.get("RANK", "0") != "0":
         return
     found = {}
     for package in NEWEST:

@@ -187,6 +187,7 @@ SPEAKS = {
     "loop/monitors.py": 1,  # a line, where `common.ranks.speaks`
     "common/integrations.py": 1,  # on rank 0
     "sink/passes.py": 1,  # on rank 0
+    "releases.py": 1,  # on the first rank that torchrun started
     "image/core/proof.py": 1,  # of kernels on the device of this rank
 }
 

@@ -146,6 +146,9 @@ def stage_kernel(
             red, green, blue = convolve(view, head, tables, x[None, :], y[:, None], red)
 
     left_at = tl.maximum(tl.maximum(x_left_at[None, :], y_left_at[:, None]), erased_at)
+    if IS_HEAVY:  # loaded again, as below
+        tail_begin = tl.load(job + TAIL_BEGIN, volatile=True).to(tl.int32)
+        tail_end = tl.load(job + TAIL_END, volatile=True).to(tl.int32)
     for step in range(tail_end - tail_begin):
         index = tail_begin + step
         operation = operations + index * OPERATION_COLUMNS
