@@ -2,8 +2,9 @@
 
 python tests/suites/run.py [--folder DIR] [--only SUITE[:MODE[:FILES]] ...] [--jobs N] [--seconds N]
 
-Writes docs/suites.md: rows of what was not run this time stay. Exits with 1 where a test differs and the list of accepted differences does not say why, where an entry of that list is
-stale, and where a suite was not there; leave one out by naming the others with `--only`.
+Writes docs/suites.md: rows of what was not run this time stay. Exits with 1 where a test differs and the list of accepted
+differences does not say why, where an entry of that list is stale, and where a suite was not there; leave one out by
+naming the others with `--only`.
 """
 
 from __future__ import annotations
