@@ -125,9 +125,9 @@ class TrainingRun:
         return self.history
 
     def _warn_of_odd_steps(self, engine: Engine) -> None:
-        """Most steps ran in a lower mode than the loop's, because few batches have one shape."""
+        """Half of the steps or more ran in a lower mode than the loop's, because few batches have one shape."""
         counts, steps = engine.counts, self.history.steps
-        if 2 * counts.odd > steps:
+        if steps and 2 * counts.odd >= steps:
             warn(
                 "of the run's %d steps, %d had batches of another shape, or with other numbers, than the usual ones, "
                 "and so were not %s (%s); give batches one shape, or compile once for all shapes with "
@@ -167,6 +167,7 @@ class TrainingRun:
         # A checkpoint may be from the last step of an epoch, before its end was seen: `len(loader)` does not prove the
         # end, because broken samples are left out and streams may be longer. A resumed run then finds nothing left.
         resumed = progress.epoch_steps > 0
+        engine.begin_epoch()
         iterator = self._loader.epoch(self._batches, numbers_passes=True, may_be_empty=resumed)
         batch = self._fetch(iterator)
         while True:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from loop.reference import make_batches, make_model, plain_loop, step_loop
 from torch_sink.errors import HostSyncError
-from torch_sink.loop import JitConfig, LambdaCallback, StepLoop, no_host_sync
+from torch_sink.loop import JitConfig, LambdaCallback, RunContext, StepLoop, no_host_sync
 from torch_sink.loop.core.distributed import Ranks
 from torch_sink.loop.engines import capture, graph
 from torch_sink.loop.engines.capture import CudaCapture
@@ -128,6 +128,25 @@ def test_a_later_run_with_batches_of_another_size_is_captured(
     assert len(loop.runner.engine._graphs) == 3, "those of the other size are gone"
     losses = torch.cat([history.losses for history in histories])
     torch.testing.assert_close(losses, plain("SGD", batches)[1], rtol=1e-5, atol=1e-6)
+    assert not caplog.records
+    loop.close()
+
+
+def test_batches_that_grow_from_an_epoch_to_the_next_are_captured(
+    fake_cuda: FakeCuda, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Progressive resizing, inside one run."""
+    sizes = {0: make_batches(8, size=4), 2: make_batches(8), 3: make_batches(8, size=6)}
+    given = list(sizes[0])
+
+    def resize(context: RunContext) -> None:
+        given[:] = sizes.get(context.original_args().cur_epoch_num - 1, given)
+
+    loop = make_loop(steps_per_sync=4)
+    history = loop.run(given, epochs=4, callbacks=[LambdaCallback(on_train_epoch_begin=resize)])
+    assert (history.steps, history.captured_steps, history.eager_steps) == (32, 23, 9), "three for each size"
+    batches = [*sizes[0], *sizes[0], *sizes[2], *sizes[3]]
+    torch.testing.assert_close(history.losses, plain("SGD", batches)[1], rtol=1e-5, atol=1e-6)
     assert not caplog.records
     loop.close()
 

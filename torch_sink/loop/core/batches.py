@@ -33,8 +33,8 @@ def batch_tensors(batch: Any) -> list[Tensor]:
 class UsualShape:
     """The shape of batches that is compiled or captured: that of the first batch, or one that soon replaces it.
 
-    A run may begin with an odd shape, such as that of an epoch's short last batch after a resume, or be of another
-    shape than the run before. So another shape becomes the usual one if it comes twice in a row before that one has
+    A run may begin with an odd shape, such as that of an epoch's short last batch after a resume, and an epoch may be of
+    another shape than the one before, as in progressive resizing. So another shape becomes the usual one if it comes twice in a row before that one has
     come again, since the first batch or since the latest call of `unsettle`.
     """
 
@@ -44,7 +44,7 @@ class UsualShape:
         self._settled = False
 
     def unsettle(self) -> None:
-        """A run or an evaluation begins, whose batches may have another shape."""
+        """An epoch or an evaluation begins, whose batches may have another shape."""
         self._latest, self._settled = None, False
 
     def settle(self) -> None:

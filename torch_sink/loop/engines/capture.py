@@ -210,7 +210,7 @@ class CapturedGraphs:
         return len(self._replays)
 
     def begin(self) -> None:
-        """A run or an evaluation begins, whose batches may have another shape."""
+        """An epoch or an evaluation begins, whose batches may have another shape."""
         self._shape.unsettle()
 
     def knows(self, constants: Any) -> bool:
@@ -228,7 +228,6 @@ class CapturedGraphs:
 
     def attach(self, loader: Any) -> None:
         """Set the loader of the coming batches, whose slots graphs read in place."""
-        self.begin()
         self.pause = getattr(loader, "paused", nullcontext)
         if self._replays and self._ring is not None and self._ring() is not loader:
             self.forget()  # these graphs read the slots of another ring

@@ -81,6 +81,10 @@ class GraphEngine(Engine):
         super().attach(loader, callbacks=callbacks, reduces_always=reduces_always)
         self._graphs.attach(loader)
 
+    def begin_epoch(self) -> None:
+        super().begin_epoch()
+        self._graphs.begin()
+
     def reserve(self, steps: int) -> None:
         log = self.log
         if steps > log.capacity or not self._rates.fits(self.schedule, log):

@@ -191,7 +191,7 @@ class CompiledLoss:
         self._failed = self.ran_compiled = self.was_odd = False
 
     def begin(self) -> None:
-        """A run or an evaluation begins, whose batches may have another shape."""
+        """An epoch or an evaluation begins, whose batches may have another shape."""
         self._shape.unsettle()
 
     def follow(self) -> None:

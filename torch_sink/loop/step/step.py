@@ -174,8 +174,11 @@ class Engine:
         """
         self._may_have_changed, self._has_callbacks = True, callbacks
         self.training_step.reduces_always = reduces_always
-        self.training_step.loss_function.begin()
         self.counts = StepCounts()
+
+    def begin_epoch(self) -> None:
+        """An epoch begins, whose batches may have another shape than those before."""
+        self.training_step.loss_function.begin()
 
     def reserve(self, steps: int) -> None:
         """Make room for sinks of up to `steps` steps."""
