@@ -493,7 +493,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Any, str]] = {
         TypeError,
         "StepLoop.save has no argument 'path'; pass directory=",
     ),
-    "no folder": (lambda: loop().save(None), TypeError, "directory=None is a NoneType; pass the path of a folder"),
+    "no folder": (lambda: loop().save(None), TypeError, "directory is a NoneType; pass the path of a folder"),
     "the loader for the folder": (lambda: loop().resume(BATCHES, "folder"), TypeError, "is a list; pass the path of a folder"),
     "a prefix with a folder": (lambda: loop().save("folder", prefix="a/b"), ValueError, "'a/b': pass a name without '/'"),
     "a resume that must": (

@@ -1,10 +1,11 @@
 """Count the rounds that the lanes of JPEG files need to agree, and write the table into docs/inside/jpeg.md.
 
-    python examples/benchmarks/jpeg_rounds.py FOLDER [--large 24] [--print]
+    python examples/benchmarks/jpeg_rounds.py FOLDER [--large 24] [--plain 12] [--print]
 
 Repeats what the passes of the entropy decoder do (`torch_sink/triton_kernels/jpeg/passes.py`), for the lanes of many
 files at once in NumPy. Besides the files of the folder it counts `--large` files in 4:2:0 of 12 megapixels, each made
-of photographs from the folder. Files with restart markers are left out. No GPU is needed.
+of photographs from the folder, and `--plain` files of 3 megapixels in which one photograph lies on a white ground, as in
+the catalogs of shops. Files with restart markers are left out. No GPU is needed.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ BEGIN = "<!-- table: written by examples/benchmarks/jpeg_rounds.py -->\n"
 END = "<!-- end of rounds -->"
 LARGE_SIZE = 4032, 3024  # width and height in pixels
 TILE_SIZE = 504, 378
+PLAIN_SIZE = 2016, 1512
 QUALITIES = 75, 85, 90, 95
 END_OF_BLOCK = 96  # a step beyond any place in the zigzag order
 FILES_AT_ONCE = 32
@@ -180,9 +182,22 @@ def large_files(photographs: Sequence[bytes], count: int) -> Iterator[bytes]:
             for left in range(0, LARGE_SIZE[0], TILE_SIZE[0]):
                 for top in range(0, LARGE_SIZE[1], TILE_SIZE[1]):
                     image.paste(_photograph(photographs[chance.integers(len(photographs))], TILE_SIZE), (left, top))
-        buffer = io.BytesIO()
-        image.save(buffer, "JPEG", quality=QUALITIES[number % len(QUALITIES)], subsampling="4:2:0")
-        yield buffer.getvalue()
+        yield _encoded(image, QUALITIES[number % len(QUALITIES)])
+
+
+def plain_files(photographs: Sequence[bytes], count: int) -> Iterator[bytes]:
+    """Files in 4:2:0 of 3 megapixels: one photograph in the middle of a white ground."""
+    for number in range(count):
+        image = Image.new("RGB", PLAIN_SIZE, "white")
+        photograph = _photograph(photographs[number % len(photographs)], TILE_SIZE)
+        image.paste(photograph, tuple((outer - inner) // 2 for outer, inner in zip(PLAIN_SIZE, TILE_SIZE, strict=True)))
+        yield _encoded(image, QUALITIES[number % len(QUALITIES)])
+
+
+def _encoded(image: Image.Image, quality: int) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=quality, subsampling="4:2:0")
+    return file.getvalue()
 
 
 def _photograph(data: bytes, size: tuple[int, int]) -> Image.Image:
@@ -230,6 +245,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path, help="a tree with JPEG files, such as photographs of ImageNet")
     parser.add_argument("--large", type=int, default=24, help="large files to make of them (default: %(default)s)")
+    parser.add_argument(
+        "--plain", type=int, default=12, help="files with a white ground to make (default: %(default)s)"
+    )
     parser.add_argument("--print", action="store_true", help="print the table, and leave the page as it is")
     arguments = parser.parse_args()
     paths = sorted(path for path in arguments.folder.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
@@ -239,6 +257,8 @@ def main() -> None:
     counted = {"photographs": rounds_of(photographs)}
     if arguments.large:
         counted["of 12 megapixels, 4:2:0"] = rounds_of(large_files(photographs, arguments.large))
+    if arguments.plain:
+        counted["of 3 megapixels, 4:2:0, on a white ground"] = rounds_of(plain_files(photographs, arguments.plain))
     made = table(counted)
     if arguments.print:
         sys.stdout.write(made)

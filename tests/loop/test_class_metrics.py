@@ -196,8 +196,14 @@ def test_no_label_that_counts_is_no_number() -> None:
     for metric in (Accuracy(ignore_index=1), MeanIoU(ignore_index=1)):
         metric.update(torch.randn(3, CLASSES), torch.ones(3, dtype=torch.long))
         assert torch.isnan(metric.compute())
-    with pytest.raises(ValueError, match=r"integers, and these are torch.float32; pass labels.long\(\)"):
-        MeanIoU().update(torch.randn(3, CLASSES), torch.ones(3))
+
+
+@pytest.mark.parametrize("metric", [Accuracy(), MeanIoU()])
+def test_labels_that_are_no_integers_are_refused(metric: Any) -> None:
+    with pytest.raises(ValueError, match=r"class, int \[3\], and the labels are float32.*pass labels.long\(\)"):
+        metric.update(torch.randn(3, CLASSES), torch.ones(3))
+    with pytest.raises(ValueError, match=r"class, int \[4, 4\], and the labels are float32"):
+        metric.update(torch.randn(4, 4, 4), torch.rand(4, 4))
 
 
 @pytest.mark.parametrize("labels", [torch.ones(4, 1), torch.ones(4).long()])

@@ -160,6 +160,17 @@ def test_another_model_leaves_the_loop_as_it_was() -> None:
     refused(loop, lambda: loop.load_state_dict(state), RuntimeError, "Missing key.*running_mean")
 
 
+@pytest.mark.parametrize("saved", [1, 4])
+def test_another_shape_of_a_buffer_that_torch_does_not_save_leaves_the_loop_as_it_was(saved: int) -> None:
+    def with_grid(size: int) -> StepLoop:
+        loop = make(ema=None)
+        loop.model.register_buffer("grid", torch.ones(size), persistent=False)
+        return trained(loop)
+
+    state, loop = with_grid(saved).state_dict(), with_grid(9)
+    refused(loop, lambda: loop.load_state_dict(state), ValueError, rf"the buffer grid \[{saved}\], and this .* \[9\]")
+
+
 def place_of(loader: SinkLoader) -> dict[str, Any]:
     """The position, without the global generators, which are the training's too."""
     return {name: value for name, value in loader.state_dict().items() if name != "random_state"}

@@ -68,7 +68,7 @@ def check_text(name: str, value: Any, allowed: str) -> None:
 def check_path(name: str, value: Any) -> None:
     """Raise TypeError unless `value` is the path of a folder, as a str or a Path."""
     if not isinstance(value, (str, os.PathLike)):
-        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; pass the path of a folder")
+        raise TypeError(f"{name} is a {type(value).__name__}; pass the path of a folder")
 
 
 def check_number(name: str, value: Any) -> None:

@@ -120,7 +120,13 @@ class ClassMetric(MeanMetric):
                 f"{self.name} compares scores {list(output.shape)} with labels {wanted}, and the labels are {shape}; "
                 "for these pass a metric of your own"
             )
-        numbers = given if given.is_floating_point() else given.long()  # uint8 holds no -100
+        if given.is_floating_point():
+            raise ValueError(
+                f"{self.name} takes the number of each sample's class, int {wanted}, and the labels are "
+                f"{str(given.dtype).removeprefix('torch.')}: probabilities or values to predict; if they are numbers of "
+                "classes, pass labels.long(), by evaluate(..., forward=lambda model, batch: (loss, output, labels))"
+            )
+        numbers = given.long()  # uint8 holds no -100
         is_class = (numbers >= 0) & (numbers < output.shape[1])
         if self.ignored is None:
             return numbers, torch.ones_like(is_class), (~is_class).sum()
@@ -159,7 +165,7 @@ class Accuracy(ClassMetric):
         """Add scores [batch, classes, ...] and labels, the numbers of classes: int [batch, ...].
 
         Raises:
-            ValueError: other shapes, such as those of one-hot, multi-hot or soft labels.
+            ValueError: other shapes, such as those of one-hot, multi-hot or soft labels, or labels that are no integers.
         """
         classes, counts, outside = self.classes(output, labels)
         if output.shape[1] <= self._k and not self._has_warned:
@@ -210,8 +216,6 @@ class MeanIoU(ClassMetric):
             ValueError: other shapes, or labels that are no integers.
         """
         numbers, counts, outside = self.classes(output, labels)
-        if numbers.is_floating_point():
-            raise ValueError(f"miou takes labels that are integers, and these are {numbers.dtype}; pass labels.long()")
         self._classes = size = output.shape[1]
         counts &= (numbers >= 0) & (numbers < size)
         cells = torch.where(counts, numbers * size + output.argmax(1), 0).flatten()

@@ -97,7 +97,7 @@ class TrainingRun:
         self._host_syncs_before = engine.host_syncs
         self._began = time.perf_counter()
         many = self._state.ranks.many
-        engine.attach(self._loader, callbacks=bool(self._callbacks), reduces_always=many and self._epoch_length is None)
+        engine.attach(self._loader, reduces_always=many and self._epoch_length is None)
         with ExitStack() as stack:
             stack.enter_context(engine.running())
             for callback in self._callbacks:

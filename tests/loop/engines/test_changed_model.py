@@ -270,3 +270,34 @@ def test_evaluation_graphs_are_captured_again_for_other_layers(fake_cuda: FakeCu
     expected = torch.stack([functional.cross_entropy(model(x), y) for x, y in batches]).mean().item()
     assert tanh == pytest.approx(expected, rel=1e-5) != pytest.approx(relu, rel=1e-3)
     loop.close()
+
+
+def test_what_a_hook_changes_holds_from_the_next_sink_on() -> None:
+    """Without any callback: the new head is zeroed and clipped."""
+
+    def make() -> tuple[nn.Sequential, Optimizer]:
+        DEVICE["of"] = "cpu"
+        model = make_model()
+        optimizer = sgd(model.parameters())
+        steps = iter(range(1, 7))
+
+        def replace_after_four(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            if next(steps) == 4:
+                replace_head(model, optimizer)
+
+        optimizer.register_step_post_hook(replace_after_four)
+        return model, optimizer
+
+    model, optimizer = make()
+    losses = []
+    for inputs, targets in make_batches():
+        model.zero_grad()
+        loss = functional.cross_entropy(model(inputs), targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+        optimizer.step()
+        losses.append(loss.item())
+    ours, optimizer = make()
+    loop = StepLoop(ours, functional.cross_entropy, optimizer, steps_per_sync=2, clip_grad_norm=0.3)
+    assert torch.equal(loop.run(make_batches()).losses, torch.tensor(losses))
+    assert all(map(torch.equal, ours.parameters(), model.parameters()))

@@ -117,13 +117,16 @@ def test_average_begins_with_the_first_update_that_is_not_skipped(name: str) -> 
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script", "ignore:Lazy modules are a new feature")
-@pytest.mark.parametrize("kind", ["scripted", "lazy"])
+@pytest.mark.parametrize("kind", ["scripted", "lazy", "lazy, with buffers"])
 @pytest.mark.parametrize("scaler", [None, StaticLossScaler(2.0)])
 def test_average_of_scripted_and_lazy_models(kind: str, scaler: StaticLossScaler | None) -> None:
     """The layers of a lazy model have no weights before the first step."""
 
     def make() -> nn.Module:
         torch.manual_seed(0)
+        if kind == "lazy, with buffers":
+            layers = nn.LazyLinear(7), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(5)
+            return nn.Sequential(nn.Flatten(), *layers)
         if kind == "lazy":
             return nn.Sequential(nn.Flatten(), nn.LazyLinear(7), nn.ReLU(), nn.LazyLinear(5))
         return torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(192, 7), nn.ReLU(), nn.Linear(7, 5)))
@@ -145,3 +148,21 @@ def test_average_of_scripted_and_lazy_models(kind: str, scaler: StaticLossScaler
     restored = StepLoop(make(), functional.cross_entropy, ema=0.9)
     restored.load_state_dict(loop.state_dict())
     assert all(map(torch.equal, restored.ema_model().parameters(), averages))
+
+
+@pytest.mark.parametrize("scaler", [None, StaticLossScaler(2.0)])
+def test_average_of_frozen_integers_is_that_of_torch(scaler: StaticLossScaler | None) -> None:
+    """As a quantized layer has them."""
+
+    def make() -> nn.Module:
+        model = make_model()
+        model.codes = nn.Parameter(torch.arange(-5, 5, dtype=torch.int8), requires_grad=False)
+        return model
+
+    model, plain = make(), make()
+    loop = StepLoop(model, functional.cross_entropy, make_optimizer(model), ema=0.9, loss_scaler=scaler)
+    loop.run(make_batches(3))
+    averaged = AveragedModel(plain, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    for _ in range(3):
+        averaged.update_parameters(plain)
+    assert torch.equal(loop.ema_model().codes, averaged.module.codes)

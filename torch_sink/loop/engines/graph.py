@@ -77,8 +77,8 @@ class GraphEngine(Engine):
     def _reads_table(self) -> bool:
         return self.mode == "graph" or self.schedule.counts_applied
 
-    def attach(self, loader: Any, *, callbacks: bool, reduces_always: bool) -> None:
-        super().attach(loader, callbacks=callbacks, reduces_always=reduces_always)
+    def attach(self, loader: Any, *, reduces_always: bool) -> None:
+        super().attach(loader, reduces_always=reduces_always)
         self._graphs.attach(loader)
 
     def begin_epoch(self) -> None:
@@ -98,18 +98,15 @@ class GraphEngine(Engine):
             super().begin(updates)
             return
         steps = len(updates)
-        # By callbacks, or by the user between two runs; this reads all parameters' addresses.
-        if self._may_have_changed:
-            self.follow()
-            if self._graphs and self._fingerprint != self._baked():
-                self._graphs.forget()
-                self._graphs.tried.clear()
-                self._reasons.count("graphs were captured again because something baked into them had changed")
-            self.reserve(steps)
-            if self.training_step.static_gradients and not self.state.progress.window:
-                # Of an accumulation that a run has left open, or of the user's own backward pass.
-                self.training_step.update.zero_gradients(in_place=True)
-        self._may_have_changed = self._has_callbacks
+        self.follow()
+        if self._graphs and self._fingerprint != self._baked():  # this reads all parameters' addresses
+            self._graphs.forget()
+            self._graphs.tried.clear()
+            self._reasons.count("graphs were captured again because something baked into them had changed")
+        self.reserve(steps)
+        if self.training_step.static_gradients and not self.state.progress.window:
+            # Of an accumulation that a run has left open, or of the user's own backward pass.
+            self.training_step.update.zero_gradients(in_place=True)
         self.log.start()
         self.schedule.start(updates)
         self._planned, self._executed = steps, 0

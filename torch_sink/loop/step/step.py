@@ -150,7 +150,6 @@ class Engine:
         self.schedule, self.ranks, self.log = state.schedule, state.ranks, step.log
         self.watches_next_step = watchable
         self.counts = StepCounts()
-        self._may_have_changed = self._has_callbacks = True
         knows_rates = not self.schedule.counts_applied or self.log.device.type == "cpu"
         self._rates = None if knows_rates else RateTable(self.schedule, self.log)
 
@@ -167,12 +166,8 @@ class Engine:
     def _reads_table(self) -> bool:
         return self._rates is not None
 
-    def attach(self, loader: Any, *, callbacks: bool, reduces_always: bool) -> None:
-        """Set the loader of the coming run, and whether callbacks may change the training between its sinks.
-
-        For `reduces_always` see `TrainingStep`.
-        """
-        self._may_have_changed, self._has_callbacks = True, callbacks
+    def attach(self, loader: Any, *, reduces_always: bool) -> None:
+        """Set the loader of the coming run; for `reduces_always` see `TrainingStep`."""
         self.training_step.reduces_always = reduces_always
         self.counts = StepCounts()
 
@@ -188,17 +183,15 @@ class Engine:
             self._rates = RateTable(self.schedule, self.log)
 
     def follow(self) -> None:
-        """Take over what model and optimizer hold now: callbacks, or the user between two runs, may have changed it."""
+        """Take over what model and optimizer hold now: a callback, a dataset or code between two runs changes it."""
         self.state.follow()
         self.training_step.update.follow()
         self.training_step.loss_function.follow()
 
     def begin(self, updates: Sequence[bool]) -> None:
         """Open a sink of at most so many steps; `updates` tells for each whether an update follows."""
-        if self._may_have_changed:
-            self.follow()
-            self.reserve(len(updates))
-        self._may_have_changed = self._has_callbacks
+        self.follow()
+        self.reserve(len(updates))
         self.log.start()
         self.schedule.start(updates)
         if self._reads_table:

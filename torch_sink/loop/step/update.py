@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import UninitializedBuffer, is_lazy
 
 from torch_sink.common.integrations import without_wrappers
 from torch_sink.loop.core.distributed import largest_of_ranks
@@ -109,11 +109,22 @@ class WeightAverage:
                 if name in self._unbegun:
                     average.copy_(weight)
             if begun:
-                torch._foreach_lerp_([one for one, _ in begun], [one for _, one in begun], 1 - self._decay)
+                self._average([one for one, _ in begun], [one for _, one in begun])
             self._unbegun = set()
         else:
             weights = self._weights if skipped is None else self._averages_or_weights(skipped)
-            torch._foreach_lerp_(self._averages, weights, 1 - self._decay)
+            self._average(self._averages, weights)
+
+    def _average(self, averages: list[Tensor], weights: list[Tensor]) -> None:
+        """As `get_ema_multi_avg_fn` does: integers, such as the weights of quantized layers, lose their fractions."""
+        if all(map(torch.is_floating_point, averages)):
+            torch._foreach_lerp_(averages, weights, 1 - self._decay)
+            return
+        for average, weight in zip(averages, weights, strict=True):
+            if average.is_floating_point() or average.is_complex():
+                average.lerp_(weight, 1 - self._decay)
+            else:
+                average.copy_(average * self._decay + weight * (1 - self._decay))
 
     def _averages_or_weights(self, skipped: Tensor) -> list[Tensor]:
         """The averages themselves if the update was skipped, else the weights, which the device decides: new tensors.
@@ -182,13 +193,16 @@ def _copied(model: nn.Module, leaves_out: tuple[Any, ...]) -> nn.Module:
     """A deep copy of a model, without the hooks that are methods of `leaves_out`.
 
     Tensors with a history, which cannot be copied, are copied without it: pruning and the older `weight_norm` keep one,
-    and compute it again before each forward pass.
+    and compute it again before each forward pass. Buffers of lazy layers cannot be copied either, and are made anew.
     """
     memo = {id(one): one for one in leaves_out}
     for module in model.modules():
         for value in vars(module).values() if not isinstance(module, torch.jit.ScriptModule) else ():
             if isinstance(value, Tensor) and value.grad_fn is not None:
                 memo[id(value)] = value.detach().clone()
+        for buffer in module.buffers(recurse=False):
+            if is_lazy(buffer):
+                memo[id(buffer)] = UninitializedBuffer(device=buffer.device, dtype=buffer.dtype)
     made = copy.deepcopy(model, memo)
     for module in made.modules() if leaves_out else ():
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
