@@ -44,8 +44,8 @@ def check_python() -> None:
 def warn_of_newer() -> None:
     """Warn, in one line, of packages that are newer than those tested.
 
-    Data workers leave that to their parent, and the ranks that torchrun starts to the first one: they import this before
-    they form a group.
+    Data workers leave that to their parent, and the ranks that torchrun starts to the first one: they import this
+    before they form a group.
     """
     if multiprocessing.parent_process() is not None or os.environ.get("RANK", "0") != "0":
         return

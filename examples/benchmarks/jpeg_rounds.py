@@ -4,8 +4,8 @@
 
 Repeats what the passes of the entropy decoder do (`torch_sink/triton_kernels/jpeg/passes.py`), for the lanes of many
 files at once in NumPy. Besides the files of the folder it counts `--large` files in 4:2:0 of 12 megapixels, each made
-of photographs from the folder, and `--plain` files of 3 megapixels in which one photograph lies on a white ground, as in
-the catalogs of shops. Files with restart markers are left out. No GPU is needed.
+of photographs from the folder, and `--plain` files of 3 megapixels in which one photograph lies on a white ground, as
+in the catalogs of shops. Files with restart markers are left out. No GPU is needed.
 """
 
 from __future__ import annotations

@@ -275,8 +275,8 @@ class ReduceLROnPlateau(_PlateauCallback):
     """Lowers the learning rate when a value has stopped improving: torch's scheduler of the same name, once an epoch.
 
     The rates are those of `torch.optim.lr_scheduler.ReduceLROnPlateau` with the same arguments, `step(value)` called at
-    each epoch's end; a run that resumes counts its epochs without improvement anew. Arguments not listed here are those of
-    `EarlyStopping`.
+    each epoch's end; a run that resumes counts its epochs without improvement anew. Arguments not listed here are those
+    of `EarlyStopping`.
 
     Args:
         factor: the learning rate is multiplied by it; below 1.

@@ -123,8 +123,8 @@ class ClassMetric(MeanMetric):
         if given.is_floating_point():
             raise ValueError(
                 f"{self.name} takes the number of each sample's class, int {wanted}, and the labels are "
-                f"{str(given.dtype).removeprefix('torch.')}: probabilities or values to predict; if they are numbers of "
-                "classes, pass labels.long(), by evaluate(..., forward=lambda model, batch: (loss, output, labels))"
+                f"{str(given.dtype).removeprefix('torch.')}: probabilities, or values to predict; if they are numbers "
+                "of classes, pass labels.long(), by evaluate(..., forward=lambda model, batch: (loss, output, labels))"
             )
         numbers = given.long()  # uint8 holds no -100
         is_class = (numbers >= 0) & (numbers < output.shape[1])
@@ -165,7 +165,7 @@ class Accuracy(ClassMetric):
         """Add scores [batch, classes, ...] and labels, the numbers of classes: int [batch, ...].
 
         Raises:
-            ValueError: other shapes, such as those of one-hot, multi-hot or soft labels, or labels that are no integers.
+            ValueError: other shapes, such as those of one-hot, multi-hot or soft labels, or labels that are not int.
         """
         classes, counts, outside = self.classes(output, labels)
         if output.shape[1] <= self._k and not self._has_warned:

@@ -33,9 +33,9 @@ def batch_tensors(batch: Any) -> list[Tensor]:
 class UsualShape:
     """The shape of batches that is compiled or captured: that of the first batch, or one that soon replaces it.
 
-    A run may begin with an odd shape, such as that of an epoch's short last batch after a resume, and an epoch may be of
-    another shape than the one before, as in progressive resizing. So another shape becomes the usual one if it comes twice in a row before that one has
-    come again, since the first batch or since the latest call of `unsettle`.
+    A run may begin with an odd shape, such as that of an epoch's short last batch after a resume, and an epoch may be
+    of another shape than the one before, as in progressive resizing. So another shape becomes the usual one if it comes
+    twice in a row before that one has come again, since the first batch or since the latest call of `unsettle`.
     """
 
     def __init__(self) -> None:

@@ -202,7 +202,7 @@ def _copied(model: nn.Module, leaves_out: tuple[Any, ...]) -> nn.Module:
                 memo[id(value)] = value.detach().clone()
         for buffer in module.buffers(recurse=False):
             if is_lazy(buffer):
-                memo[id(buffer)] = UninitializedBuffer(device=buffer.device, dtype=buffer.dtype)
+                memo[id(buffer)] = UninitializedBuffer(device=buffer.device, dtype=buffer.dtype)  # type: ignore[call-arg]
     made = copy.deepcopy(model, memo)
     for module in made.modules() if leaves_out else ():
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
