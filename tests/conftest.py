@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import multiprocessing
 import os
 import random
 import signal
@@ -31,6 +32,9 @@ import warm
 from odd_photos import write_odd_photos
 
 warm.prepare()
+# Python 3.14 begins workers by "forkserver". Most tests make their datasets in functions, which only a fork can take;
+# those about other start methods name them.
+multiprocessing.set_start_method("fork", force=True)
 
 # These files keep a core busy longest: begun last, they would be all that runs.
 LONGEST = (
