@@ -30,6 +30,8 @@ STARTED_ANEW = {
     "timm_prefetcher": "spawn", "stateful_data_loader": "spawn", "accelerate_loop": "spawn", "compiled_model": "spawn",
     "convnext": "forkserver", "torchmetrics_loop": "forkserver", "accumulate": "forkserver", "k_fold": "forkserver",
 }  # fmt: skip
+# Of a fork beside any thread, by Python 3.12 and later; those of a queue and of a timeline are meant.
+FORKS = "ignore:This process (pid:DeprecationWarning"
 # Each takes two processes that load all of it: where the libraries are the same, one release will do.
 EVERYDAY = {
     "five_crop": pytest.mark.once, "lightning_fabric": pytest.mark.once_on_oldest,
@@ -51,7 +53,7 @@ def parameters() -> Iterator[Any]:
 def run(name: str, photos: Path, folder: Path, row: Row, **more: Any) -> tuple[dict[str, Any], str, list[str]]:
     """What a process of its own gives, what it says on stderr, and the temporary files that it leaves."""
     folder.mkdir()
-    command = [sys.executable, "-W", "error", "-m", "clients.strict", str(photos), str(folder), name]
+    command = [sys.executable, "-W", "error", "-W", FORKS, "-m", "clients.strict", str(photos), str(folder), name]
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory() as temporary:  # a short path: a socket's name goes into 108 bytes
         finished = subprocess.run(

@@ -312,7 +312,8 @@ class Numbers(Dataset):
 
 def main():
     for persistent in {persistent}:
-        loader = SinkLoader(DataLoader(Numbers(), batch_size=2, num_workers=2, persistent_workers=persistent))
+        options = dict(num_workers=2, persistent_workers=persistent, multiprocessing_context="fork")
+        loader = SinkLoader(DataLoader(Numbers(), batch_size=2, **options))
         batches = iter(loader)
         loaders.append(batches)
         next(batches)

@@ -27,7 +27,7 @@ REPLACED = (
 
 def of_a_file(path: Path) -> dict[str, Any]:
     """What a program sees that asks for exact types, and whose file is emptied after it was opened."""
-    make_photo(400, 300, seed=1).save(path)
+    make_photo(2000, 1500, seed=1).save(path)  # more than Python reads ahead
     cropped = v1.CenterCrop(20)(Image.open(path))
     tensor = v1.ToTensor()(v1.CenterCrop(20)(Image.open(path)))
     seen = {

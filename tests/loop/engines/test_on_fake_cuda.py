@@ -20,7 +20,7 @@ from loop.reference import make_batches, make_model, plain_loop, step_loop
 from torch_sink.errors import HostSyncError
 from torch_sink.loop import JitConfig, LambdaCallback, RunContext, StepLoop, no_host_sync
 from torch_sink.loop.core.distributed import Ranks
-from torch_sink.loop.engines import capture, graph
+from torch_sink.loop.engines import capture
 from torch_sink.loop.engines.capture import CudaCapture
 from torch_sink.sink import SinkLoader
 from torch_sink.thread_waits import host_sync_allowed
@@ -285,21 +285,6 @@ def test_a_replayed_step_makes_no_streams_and_compares_no_addresses(
     assert seen[1]["streams"] == seen[0]["streams"] + 1, "one for the end of another sink, none for its ten steps"
     assert seen[0]["addresses"] == seen[1]["addresses"] == 0
     assert seen[0]["walks"] == seen[1]["walks"] == 0, "the loop has walked through the batch"
-    loop.close()
-
-
-@pytest.mark.parametrize("callbacks", [False, True])
-def test_what_only_callbacks_can_change_is_compared_behind_them_only(
-    fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, callbacks: bool
-) -> None:
-    """The device is idle meanwhile."""
-    looks = []
-    loop = make_loop(steps_per_sync=2)
-    loop.run(make_batches(2))
-    reserve = graph.GraphEngine.reserve  # at the begin of a run, and where changes are looked for
-    monkeypatch.setattr(graph.GraphEngine, "reserve", lambda e, steps: (looks.append(steps), reserve(e, steps)))
-    loop.run(make_batches(8), callbacks=[LambdaCallback(on_train_step_end=lambda _: None)] if callbacks else [])
-    assert len(looks) == 1 + (4 if callbacks else 1)
     loop.close()
 
 

@@ -27,7 +27,10 @@ _OWN_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep  # the loop
 _OPTIMIZER_FOLDER = os.path.join(_TORCH_FOLDER, "optim") + os.sep
 
 # Files with frames between a user's line and the operator that it calls.
-_WATCHING_FILES = (arguments.__file__, thread_waits.__file__, tracing.__file__, warnings.__file__)
+_WATCHING_FILES = (
+    *(arguments.__file__, thread_waits.__file__, tracing.__file__, warnings.__file__),
+    warnings.catch_warnings.__init__.__code__.co_filename,  # since Python 3.14 a module of its own
+)
 
 _BY_REASON = {
     "reads one element (item, float, bool, an index that is a tensor)": "_local_scalar_dense is_nonzero",
