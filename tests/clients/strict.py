@@ -80,8 +80,7 @@ def name_of(trace: Any) -> str:
 
 def main(photos: str, folder: str, name: str, text: str) -> None:
     row = json.loads(text)
-    if row["start"] != "fork":
-        multiprocessing.set_start_method(row["start"])
+    multiprocessing.set_start_method(row["start"])
     texts = Path(folder, "warnings.txt")
     texts.touch()
 
