@@ -10,6 +10,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from suites.sources import SUITES  # noqa: E402
+
 PAGE = ROOT / "docs" / "suites.md"
 RESULTS = ROOT / "examples" / "benchmarks" / "results" / "suites.json"
 
@@ -62,6 +66,8 @@ def page(results: dict[str, Any]) -> str:
     ]
     lines += ["the installed one may fail in stock code; they count as equal if they fail here too."]
     lines += [f"\n**{name} did not run**: {why}" for name, why in results["missing"].items()]
+    if left := not_run(rows):
+        lines += ["", f"**Not recorded yet**: {'; '.join(left)}."]
     accepted: Counter[tuple[str, str, str]] = Counter()
     for row in rows:
         accepted.update({(row["suite"], row["mode"], reason): count for reason, count in row["accepted"].items()})
@@ -74,8 +80,24 @@ def page(results: dict[str, Any]) -> str:
     not_collected = {(row["suite"], f"`{file}`", why) for row in rows for file, why in row["not_collected"].items()}
     title = "Files that the installed releases cannot run, in stock code either"
     lines += listed(title, "suite | file | why", sorted(not_collected))
-    lines += ["", f"{'; '.join(dict.fromkeys(machine(row['machine']) for row in rows))}; written by `make suites`."]
+    lines += [""]
+    for one in dict.fromkeys(machine(row["machine"]) for row in rows):
+        when = dict.fromkeys(moment(row["machine"]) for row in rows if machine(row["machine"]) == one)
+        lines += [f"{one}; {'; '.join(when)}."]
+    lines += ["Written by `make suites`."]
     return "\n".join(lines) + "\n"
+
+
+def not_run(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return for each suite and mode the files of which there is no outcome."""
+    there = {(row["suite"], row["mode"], row["pattern"]) for row in rows}
+    left = []
+    for suite in SUITES:
+        for mode, patterns in suite.files.items():
+            files = [f"`{one}`" for one in patterns if (suite.name, mode, one) not in there]
+            named = "" if len(files) == len(patterns) else f", {', '.join(files)}"
+            left += [f"{suite.name}, mode {mode}{named}"] if files else []
+    return left
 
 
 def table_row(rows: list[dict[str, Any]]) -> str:
@@ -102,10 +124,15 @@ def listed(title: str, head: str, rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def machine(described: dict[str, Any]) -> str:
-    """Return the releases, the machine and the commit of a run in one line."""
+    """Return the releases and the machine of a run in one line."""
     releases = ", ".join(f"{name} {version}" for name, version in described["releases"].items() if version)
     where = f"{described['system']}, {described['cpu']}"
-    return f"Python {described['python']}, {releases}; {where}; commit {described['commit']}, {described['date']}"
+    return f"Python {described['python']}, {releases}; {where}"
+
+
+def moment(described: dict[str, Any]) -> str:
+    """Return the commit and the day of a run."""
+    return f"commit {described['commit']}, {described['date']}"
 
 
 if __name__ == "__main__":
