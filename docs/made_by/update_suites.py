@@ -77,7 +77,7 @@ def page(results: dict[str, Any]) -> str:
         tests = [(f"`{one['test']}`", one["stock"], one["ours"], row) for row in rows for one in row[key]]
         others = [(row["suite"], row["mode"], test, stock, ours) for test, stock, ours, row in tests]
         lines += listed(title, "suite | mode | test | stock | with torch_sink", others)
-    not_collected = {(row["suite"], f"`{file}`", why) for row in rows for file, why in row["not_collected"].items()}
+    not_collected = {(row["suite"], file, why) for row in rows for file, why in row["not_collected"].items()}
     title = "Files that the installed releases cannot run, in stock code either"
     lines += listed(title, "suite | file | why", sorted(not_collected))
     lines += [""]
@@ -94,7 +94,7 @@ def not_run(rows: Sequence[dict[str, Any]]) -> list[str]:
     left = []
     for suite in SUITES:
         for mode, patterns in suite.files.items():
-            files = [f"`{one}`" for one in patterns if (suite.name, mode, one) not in there]
+            files = [one for one in patterns if (suite.name, mode, one) not in there]
             named = "" if len(files) == len(patterns) else f", {', '.join(files)}"
             left += [f"{suite.name}, mode {mode}{named}"] if files else []
     return left
