@@ -11,7 +11,7 @@ import os
 import sysconfig
 import warnings
 
-PYTHONS = ("3.10", "3.14")
+PYTHONS = ("3.10", "3.15")
 OLDEST = {"torch": "2.8", "torchvision": "0.23", "triton": "3.4", "pillow": "11.2.1"}
 NEWEST = {"torch": "2.15", "torchvision": "0.29", "triton": "3.9"}
 
