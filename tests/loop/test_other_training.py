@@ -168,7 +168,11 @@ def test_another_shape_of_a_buffer_that_torch_does_not_save_leaves_the_loop_as_i
         return trained(loop)
 
     state, loop = with_grid(saved).state_dict(), with_grid(9)
-    refused(loop, lambda: loop.load_state_dict(state), ValueError, rf"the buffer grid \[{saved}\], and this .* \[9\]")
+    message = rf"the buffer grid \[{saved}\], and this loop has \[9\]"
+    refused(loop, lambda: loop.load_state_dict(state), ValueError, message)
+    evaluates = StepLoop(loop.model, functional.cross_entropy)
+    with pytest.raises(ValueError, match=message):
+        evaluates.load_state_dict(state)
 
 
 def place_of(loader: SinkLoader) -> dict[str, Any]:

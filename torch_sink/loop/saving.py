@@ -111,16 +111,16 @@ def _differences(training: TrainState, state: dict[str, Any]) -> Iterator[str]:
             yield f"saved with{'' if is_there else 'out'} {name!r}, and this loop has {'none' if is_there else 'one'}"
     if "average" in state and training.average is not None:
         yield from training.average.differences(state["average"]["weights"])
-    if not trains:
-        return
-    if state["accumulate"] != training.accumulate:
-        yield f"saved with accumulate={state['accumulate']}, and this loop has {training.accumulate}"
-    then, now = state.get("made_of", {}), _made_of(training)
     buffers = dict(training.model.named_buffers())
     for name, saved in state.get("other_buffers", {}).items():
         own = buffers.get(name)
         if own is not None and not is_lazy(own) and own.shape != saved.shape:
             yield f"saved with the buffer {name} {list(saved.shape)}, and this loop has {list(own.shape)}"
+    if not trains:
+        return
+    if state["accumulate"] != training.accumulate:
+        yield f"saved with accumulate={state['accumulate']}, and this loop has {training.accumulate}"
+    then, now = state.get("made_of", {}), _made_of(training)
     for name in ("optimizer", "scheduler", "scaler", "precision"):
         one, other = then.get(name), now[name]
         if one is not None and other is not None and one != other:

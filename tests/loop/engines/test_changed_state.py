@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import copy
-import math
 from typing import Any
 
 import pytest
 import torch
 from simulators.fake_cuda import FakeCuda
 from torch import Tensor, nn
-from torch.nn import functional
 
 from loop.engines.test_on_fake_cuda import UNCOMPILED
+from loop.overflows import batches_with_overflows, loss_with_factor, make_small_model
 from torch_sink.amp import DynamicLossScaler
 from torch_sink.loop import LambdaCallback, StepLoop
 
@@ -26,25 +25,6 @@ KINDS = {
     "RMSprop": lambda p: torch.optim.RMSprop(p, 0.01, momentum=0.9),
     "NAdam": lambda p: torch.optim.NAdam(p, 0.01),
 }
-
-
-def make_model() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-
-
-def make_batches(infinite: set[int]) -> list[Any]:
-    draw = torch.Generator().manual_seed(1)
-    batches = []
-    for step in range(12):
-        factor = torch.tensor(math.inf if step in infinite else 1.0)
-        batches.append((torch.randn(4, 6, generator=draw), torch.randint(0, 3, (4,), generator=draw), factor))
-    return batches
-
-
-def forward(model: nn.Module, batch: Any) -> Tensor:
-    inputs, targets, factor = batch
-    return functional.cross_entropy(model(inputs), targets) * factor
 
 
 def clear(optimizer: Optimizer, first: dict[str, Any]) -> None:
@@ -79,28 +59,28 @@ CHANGES = [clear, load_fresh, load_a_copy, forget_one, forget_entries, add_an_en
 
 
 def plain(change: Any, name: str, infinite: set[int]) -> tuple[nn.Module, Optimizer, Tensor]:
-    model = make_model()
+    model = make_small_model()
     optimizer = KINDS[name](model.parameters())
     first = copy.deepcopy(optimizer.state_dict())
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3)
-    for step, batch in enumerate(make_batches(infinite)):
+    for step, batch in enumerate(batches_with_overflows(infinite, 12)):
         if step % 4 == 0:
             change(optimizer, first)
         optimizer.zero_grad()
-        scaler.scale(forward(model, batch)).backward()
+        scaler.scale(loss_with_factor(model, batch)).backward()
         scaler.step(optimizer)
         scaler.update()
     return model, optimizer, torch.tensor(scaler.get_scale())
 
 
 def ours(change: Any, name: str, infinite: set[int], device: str, **options: Any) -> tuple[StepLoop, Any]:
-    model = make_model().to(device)
+    model = make_small_model().to(device)
     optimizer = KINDS[name](model.parameters())
     first = copy.deepcopy(optimizer.state_dict())
     scaler = DynamicLossScaler(64.0, 2, 3)
-    loop = StepLoop(model, None, optimizer, forward=forward, loss_scaler=scaler, steps_per_sync=4, **options)
+    loop = StepLoop(model, None, optimizer, forward=loss_with_factor, loss_scaler=scaler, steps_per_sync=4, **options)
     begin = LambdaCallback(on_train_step_begin=lambda context: change(optimizer, first))
-    return loop, loop.run(make_batches(infinite), callbacks=[begin])
+    return loop, loop.run(batches_with_overflows(infinite, 12), callbacks=[begin])
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -138,7 +118,7 @@ class UsesALayerLate(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.calls = make_model(), nn.Linear(6, 3), 0
+        self.first, self.second, self.calls = make_small_model(), nn.Linear(6, 3), 0
 
     def forward(self, inputs: Tensor) -> Tensor:
         self.calls += 1
@@ -150,15 +130,15 @@ def test_state_that_a_scaled_step_would_make_inside_a_capture(fake_cuda: FakeCud
     torch.manual_seed(2)
     model, plain_model = UsesALayerLate().cuda(), UsesALayerLate()
     plain_model.load_state_dict(model.state_dict())
-    optimizer, batches = KINDS["SGD"](model.parameters()), make_batches({3, 5})
+    optimizer, batches = KINDS["SGD"](model.parameters()), batches_with_overflows({3, 5}, 12)
     options = {"loss_scaler": DynamicLossScaler(64.0, 2, 3), "mode": "graph", "jit_config": UNCOMPILED}
-    loop = StepLoop(model, None, optimizer, forward=forward, steps_per_sync=6, **options)
+    loop = StepLoop(model, None, optimizer, forward=loss_with_factor, steps_per_sync=6, **options)
     loop.run(batches)
     assert "mode: graph" in loop.explain(), loop.explain()
     optimizer = KINDS["SGD"](plain_model.parameters())
     for step, batch in enumerate(batches):
         optimizer.zero_grad()
-        forward(plain_model, batch).backward()
+        loss_with_factor(plain_model, batch).backward()
         if step not in (3, 5):
             optimizer.step()
     for mine, other in zip(model.parameters(), plain_model.parameters(), strict=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,11 @@ import pytest
 import torch
 from simulators.fake_cuda import FakeCuda
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.optim import lr_scheduler
 
 from loop.engines import test_graph_logic as logic
 from loop.engines.test_on_fake_cuda import UNCOMPILED
+from loop.overflows import batches_with_overflows, loss_with_factor, make_small_model
 from torch_sink.amp import DynamicLossScaler
 from torch_sink.loop import LambdaCallback, StepLoop, no_host_sync
 
@@ -37,36 +36,17 @@ SCHEDULERS: dict[str, Any] = {
 }
 
 
-def make_model() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-
-
-def make_batches(infinite: set[int]) -> list[Any]:
-    draw = torch.Generator().manual_seed(1)
-    batches = []
-    for step in range(STEPS):
-        factor = torch.tensor(math.inf if step in infinite else 1.0)
-        batches.append((torch.randn(4, 6, generator=draw), torch.randint(0, 3, (4,), generator=draw), factor))
-    return batches
-
-
-def forward(model: nn.Module, batch: Any) -> Tensor:
-    inputs, targets, factor = batch
-    return functional.cross_entropy(model(inputs), targets) * factor
-
-
 def plain(kind: str, scheduler: str, infinite: set[int], accumulate: int = 1, epochs: int = 1) -> Any:
     """The recipe of Accelerate and Transformers: a scale that has fallen tells that the update was skipped."""
-    model = make_model()
+    model = make_small_model()
     optimizer = KINDS[kind](model.parameters())
     schedule = SCHEDULERS[scheduler](optimizer)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=1000)
     losses, rates = [], []
     for _ in range(epochs):
         optimizer.zero_grad()
-        for step, batch in enumerate(make_batches(infinite), 1):
-            loss = forward(model, batch)
+        for step, batch in enumerate(batches_with_overflows(infinite, STEPS), 1):
+            loss = loss_with_factor(model, batch)
             losses.append(loss.item())
             rates.append(optimizer.param_groups[0]["lr"])
             scaler.scale(loss / accumulate).backward()
@@ -81,11 +61,11 @@ def plain(kind: str, scheduler: str, infinite: set[int], accumulate: int = 1, ep
 
 
 def make_loop(kind: str, scheduler: str, device: str = "cpu", when: Any = "applied", **options: Any) -> StepLoop:
-    model = make_model().to(device)
+    model = make_small_model().to(device)
     optimizer = KINDS[kind](model.parameters())
     scaler = DynamicLossScaler(64.0, 2, 1000)
     schedule = {"scheduler": SCHEDULERS[scheduler](optimizer), "schedule": when, "loss_scaler": scaler}
-    return StepLoop(model, None, optimizer, forward=forward, **schedule, **options)
+    return StepLoop(model, None, optimizer, forward=loss_with_factor, **schedule, **options)
 
 
 def assert_as_plain(loop: StepLoop, history: Any, expected: Any, *, exact: bool) -> None:
@@ -109,7 +89,7 @@ INFINITE = [set(), {0, 1}, {4, 5, 9}, {3, 13}, {0, 2, 4, 6, 8, 10, 12}]
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_as_the_plain_loop_that_looks(infinite: set[int], scheduler: str, accumulate: int) -> None:
     loop = make_loop("AdamW", scheduler, steps_per_sync=4, accumulate=accumulate)
-    history = loop.run(make_batches(infinite), epochs=2)
+    history = loop.run(batches_with_overflows(infinite, STEPS), epochs=2)
     assert_as_plain(loop, history, plain("AdamW", scheduler, infinite, accumulate, epochs=2), exact=True)
 
 
@@ -119,7 +99,7 @@ def test_as_the_plain_loop_that_looks(infinite: set[int], scheduler: str, accumu
 def test_replays_count_the_applied_updates(capture: Any, infinite: set[int], scheduler: str, stream: bool) -> None:
     """On the CPU, where a learning rate that is a tensor has the same bits."""
     loop = make_loop("AdamW", scheduler, steps_per_sync=4)
-    batches = make_batches(infinite)
+    batches = batches_with_overflows(infinite, STEPS)
     history = loop.run((lambda: iter(batches)) if stream else batches, epochs=2)
     assert_as_plain(loop, history, plain("AdamW", scheduler, infinite, epochs=2), exact=False)
     assert "mode: graph" in loop.explain(), loop.explain()
@@ -135,7 +115,7 @@ def test_on_a_device_without_a_wait(fake_cuda: FakeCuda, mode: str, kind: str, a
     for when in ("applied", "step"):
         loop = make_loop(kind, "cosine", "cuda", when, accumulate=accumulate, **options)
         with no_host_sync():
-            history = loop.run(make_batches(infinite), epochs=2)
+            history = loop.run(batches_with_overflows(infinite, STEPS), epochs=2)
         syncs.append(history.host_syncs)
         assert f"mode: {mode}" in loop.explain(), loop.explain()
         if when == "applied":
@@ -148,10 +128,10 @@ def test_on_a_device_without_a_wait(fake_cuda: FakeCuda, mode: str, kind: str, a
 def test_a_step_that_cannot_be_captured_goes_on_counting(fake_cuda: FakeCuda) -> None:
     """In the middle of a sink, when nobody on the host knows how many updates were applied."""
     infinite = {1, 6, 7}
-    model = make_model().cuda()
+    model = make_small_model().cuda()
 
     def waits(model: nn.Module, batch: Any) -> Tensor:
-        loss = forward(model, batch)
+        loss = loss_with_factor(model, batch)
         loss.detach().item()
         return loss
 
@@ -159,18 +139,18 @@ def test_a_step_that_cannot_be_captured_goes_on_counting(fake_cuda: FakeCuda) ->
     options = {"scheduler": SCHEDULERS["cosine"](optimizer), "schedule": "applied", "mode": "graph"}
     scaler = DynamicLossScaler(64.0, 2, 1000)
     loop = StepLoop(model, None, optimizer, forward=waits, loss_scaler=scaler, jit_config=UNCOMPILED, **options)
-    history = loop.run(make_batches(infinite), epochs=2)
+    history = loop.run(batches_with_overflows(infinite, STEPS), epochs=2)
     assert "mode: eager" in loop.explain()
     assert_as_plain(loop, history, plain("SGD", "cosine", infinite, epochs=2), exact=False)
     loop.close()
 
 
 def test_an_optimizer_that_reads_its_rate_on_the_host_is_named(fake_cuda: FakeCuda) -> None:
-    model = make_model().cuda()
+    model = make_small_model().cuda()
     optimizer = torch.optim.Adagrad(model.parameters(), 0.01)
     options = {"scheduler": SCHEDULERS["cosine"](optimizer), "schedule": "applied", "mode": "eager"}
-    loop = StepLoop(model, None, optimizer, forward=forward, loss_scaler=DynamicLossScaler(64.0), **options)
-    loop.run(make_batches({4}))
+    loop = StepLoop(model, None, optimizer, forward=loss_with_factor, loss_scaler=DynamicLossScaler(64.0), **options)
+    loop.run(batches_with_overflows({4}, STEPS))
     assert f"the step makes the host wait for the device at {__file__}" in loop.explain()
     loop.close()
 
@@ -178,7 +158,7 @@ def test_an_optimizer_that_reads_its_rate_on_the_host_is_named(fake_cuda: FakeCu
 @pytest.mark.parametrize("position", [3, 5, 9, 14, 17])
 def test_resumes_where_the_schedule_stood(position: int, tmp_path: Path) -> None:
     infinite = {0, 4, 5, 9}
-    batches = make_batches(infinite)
+    batches = batches_with_overflows(infinite, STEPS)
     part = make_loop("AdamW", "two", steps_per_sync=4)
     part.run(batches, epochs=2, max_steps=position)
     part.save(tmp_path, batches)
@@ -193,19 +173,19 @@ def test_resumes_where_the_schedule_stood(position: int, tmp_path: Path) -> None
 
 def test_betas_that_a_schedule_cycles_stay_too(capture: Any) -> None:
     infinite = {4, 5, 9}
-    model = make_model()
+    model = make_small_model()
     optimizer = KINDS["AdamW"](model.parameters())
     scheduler = lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=40)
     scaler = DynamicLossScaler(64.0, 2, 1000)
     options = {"scheduler": scheduler, "schedule": "applied", "loss_scaler": scaler}
-    loop = StepLoop(model, None, optimizer, forward=forward, steps_per_sync=5, **options)
-    loop.run(make_batches(infinite))
-    plain_model = make_model()
+    loop = StepLoop(model, None, optimizer, forward=loss_with_factor, steps_per_sync=5, **options)
+    loop.run(batches_with_overflows(infinite, STEPS))
+    plain_model = make_small_model()
     plain_optimizer = KINDS["AdamW"](plain_model.parameters())
     plain_scheduler = lr_scheduler.OneCycleLR(plain_optimizer, 0.1, total_steps=40)
-    for step, batch in enumerate(make_batches(infinite)):
+    for step, batch in enumerate(batches_with_overflows(infinite, STEPS)):
         plain_optimizer.zero_grad()
-        forward(plain_model, batch).backward()
+        loss_with_factor(plain_model, batch).backward()
         if step not in infinite:
             plain_optimizer.step()
             plain_scheduler.step()
@@ -225,15 +205,19 @@ def test_a_rate_that_a_callback_sets_holds_and_the_loop_adds_no_wait() -> None:
             seen.append(group["lr"])
 
     with no_host_sync():
-        history = loop.run(make_batches({3}), callbacks=[LambdaCallback(on_train_step_end=halve)])
+        history = loop.run(batches_with_overflows({3}, STEPS), callbacks=[LambdaCallback(on_train_step_end=halve)])
     assert history.learning_rates[2::2, 0].tolist() == seen[:-1]
 
 
 def test_without_a_scaler_every_update_is_applied() -> None:
     histories = []
     for when in ("applied", "step"):
-        model = make_model()
+        model = make_small_model()
         optimizer = KINDS["SGD"](model.parameters())
         options = {"scheduler": SCHEDULERS["cosine"](optimizer), "schedule": when}
-        histories.append(StepLoop(model, None, optimizer, forward=forward, **options).run(make_batches(set())))
+        histories.append(
+            StepLoop(model, None, optimizer, forward=loss_with_factor, **options).run(
+                batches_with_overflows(set(), STEPS)
+            )
+        )
     assert torch.equal(histories[0].learning_rates, histories[1].learning_rates)
