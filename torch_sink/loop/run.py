@@ -206,17 +206,9 @@ class TrainingRun:
             bounds.append(self._max_steps - progress.steps)
         bounds += [callback.steps_to_boundary(state.step_count) for callback in self._callbacks]
         planned = max(1, min(bound for bound in bounds if bound is not None))
-        self._arguments.cur_step_num = self._step_number + planned
-        self._arguments.train_dataset_element = batch
-        try:
-            self._event("on_train_step_begin")
-        except BaseException:
-            self._loader.give_back()
-            raise
         if self._callbacks:
-            self._leaves = None  # they may have put others into the batch
+            self._begin_sink(batch, planned)
         began, executed, updates = state.step_count, 0, self._updates_of(planned)
-        self._arguments["_inside_sink"] = True
         engine.begin(updates)
         try:
             while True:
@@ -246,8 +238,21 @@ class TrainingRun:
                 progress.epoch_ended = True  # callbacks may save or stop before the epoch is counted
             self._finish_sink(results)
 
+    def _begin_sink(self, batch: Any, planned: int) -> None:
+        self._arguments.cur_step_num = self._step_number + planned
+        self._arguments.train_dataset_element = batch
+        try:
+            self._event("on_train_step_begin")
+        except BaseException:
+            self._loader.give_back()
+            raise
+        self._leaves = None  # callbacks may have put others into the batch
+        self._arguments["_inside_sink"] = True
+
     def _updates_of(self, steps: int) -> list[bool]:
         """For each of the epoch's next steps, whether an update follows: after every k-th one, and after the last."""
+        if self._state.accumulate == 1:
+            return [True] * steps
         accumulate, window, left = self._state.accumulate, self._state.progress.window, self._remaining()
         updates = []
         for step in range(1, steps + 1):
@@ -301,17 +306,20 @@ class TrainingRun:
         self._note(f"the step makes the host wait for the device at {place}: {what}")
 
     def _record(self, results: SinkResults, engine: Engine) -> None:
-        if len(results.losses):
+        if results.losses.size(0):
             self.history.add(results)
             self.history.note_counts(engine.counts)
         self.history.seconds = time.perf_counter() - self._began
         self._note_syncs(engine, 1)
 
     def _note_syncs(self, engine: Engine, ends_of_sinks: int) -> None:
-        self.history.host_syncs += ends_of_sinks + engine.host_syncs - self._host_syncs_before
-        self._host_syncs_before = engine.host_syncs
+        before, self._host_syncs_before = self._host_syncs_before, engine.host_syncs
+        self.history.host_syncs += ends_of_sinks + self._host_syncs_before - before
 
     def _finish_sink(self, results: SinkResults) -> None:
+        self._state.overflows.add(results, self._state.step_count)
+        if not self._callbacks:
+            return
         self._arguments.update(
             cur_step_num=self._step_number,
             _inside_sink=False,
@@ -322,7 +330,6 @@ class TrainingRun:
             learning_rates=results.learning_rates,
             step_metrics=results.metrics,
         )
-        self._state.overflows.add(results, self._state.step_count)
         self._event("on_train_step_end")
 
     def _fetch(self, iterator: Any) -> Any:

@@ -59,7 +59,7 @@ class Producer:
     def take(self, timeout_seconds: float) -> Item:
         """The next item, in order, within `timeout_seconds`; the batch taken before is not used any more."""
         asked = time.monotonic()
-        item, queued = self._next(asked, timeout_seconds)
+        item, queued = (self._make_here(), -1) if self.thread is None else self._receive(asked, timeout_seconds)
         now = time.monotonic()
         # Without a queue, a fetch of over half of the consumer's step counts as empty.
         if item.slot >= 0 and queued < 0:
@@ -69,9 +69,15 @@ class Producer:
         self.left_at = now
         return item
 
-    def _next(self, asked: float, timeout_seconds: float) -> tuple[Item, int]:
-        """The next item, and how many were waiting; -1 where they are made when they are asked for."""
-        self.release()
+    def _receive(self, asked: float, timeout_seconds: float) -> tuple[Item, int]:
+        """The next item that the thread makes, and how many were waiting; -1 where they are made when asked for."""
+        raise NotImplementedError
+
+    def _make_here(self) -> Item:
+        """The next item, made while the consumer waits."""
+        if self.held is not None:
+            self.slots.free(self.held.slot)
+            self.held = None
         current = self.current
         if current is None:
             raise SinkError("no pass is active")
@@ -84,7 +90,7 @@ class Producer:
             fill(self.slots, (self._latest_slot + 1) % self.slots.count, item)
         if item.slot >= 0:
             self.held, self._latest_slot = item, item.slot
-        return item, -1
+        return item
 
     def release(self) -> None:
         """Gives back the slot of the batch that was taken last, which is not used any more."""
@@ -154,12 +160,7 @@ class ThreadProducer(Producer):
         self.thread = threading.Thread(target=self._run, args=(current,), name="torch_sink-producer", daemon=True)
         self.thread.start()
 
-    def _next(self, asked: float, timeout_seconds: float) -> tuple[Item, int]:
-        made_here = self.thread is None
-        return super()._next(asked, timeout_seconds) if made_here else self._receive(asked, timeout_seconds)
-
     def _receive(self, asked: float, timeout_seconds: float) -> tuple[Item, int]:
-        """As `_next`, of what the thread makes."""
         if self.held is not None:
             self.slots.free(self.held.slot)
         with self.changed:

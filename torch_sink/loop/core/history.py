@@ -73,7 +73,8 @@ class StepLog:
         table = self._cells[:, :steps].clone()
         if ranks.many:
             ranks.sum(table.div_(ranks.size))
-        return list(to_host(table).clone())  # host sync
+        on_host = to_host(table)  # host sync
+        return list(table if on_host is table else on_host.clone())
 
     def _write(self, row: int, value: Tensor) -> None:
         self._cells[row].index_copy_(0, self.cursor, value.detach().reshape(1).to(self._cells))
@@ -180,7 +181,7 @@ class RunHistory:
     def add(self, sink: SinkResults) -> None:
         """Append a sink."""
         self._sinks.append(sink)
-        self.steps += len(sink.losses)
+        self.steps += sink.losses.size(0)
 
     def note_counts(self, counts: StepCounts) -> None:
         """Take over how the steps of the run ran so far."""

@@ -266,8 +266,10 @@ class Schedule:
 
     def _table(self, rows: list[list[float]]) -> Tensor:
         groups = len(self.optimizer.param_groups)
-        table = torch.tensor([row[:groups] for row in rows], dtype=torch.float64, device="cpu")
-        return table.reshape(len(rows), groups)
+        if not rows:
+            return torch.empty(0, groups, dtype=torch.float64, device="cpu")
+        rows = [row[:groups] for row in rows] if self.cycles_betas else rows
+        return torch.tensor(rows, dtype=torch.float64, device="cpu")
 
 
 def _place_of(scheduler: Any) -> list[int]:

@@ -261,8 +261,10 @@ class OverflowCount:
 
     def add(self, sink: SinkResults, last_step: int) -> None:
         """Count the overflows of a sink that ended with step `last_step`."""
+        if not self._counts:
+            return
         first = last_step - len(sink.overflows) + 1
-        for index in sink.updates.nonzero().flatten().tolist() if self._counts else ():
+        for index in sink.updates.nonzero().flatten().tolist():
             self.add_update(first + index, skipped=bool(sink.overflows[index]))
 
     def add_update(self, step: int, *, skipped: bool) -> None:

@@ -82,16 +82,10 @@ class TrainingStep:
         self._started = True
         self._accumulate(batch, leaves, self.log, reduce=last or self.reduces_always)
         if last:
-            self.apply()
+            self.update.apply(zeroes=self.static_gradients)
             if self.update.scaler is not None:
                 self.log.write_overflow(self.update.found_inf)
         self.log.advance()
-
-    def apply(self) -> None:
-        """Update with the gradients that are there."""
-        self.update.apply()
-        if self.static_gradients:
-            self.update.zero_gradients(in_place=True)
 
     def rehearse(self, model: nn.Module, batch: Any) -> None:
         """Run forward and backward pass without an effect on log, gradients and buffers."""
@@ -199,15 +193,17 @@ class Engine:
 
     def step(self, batch: Any, leaves: list[Any], *, first: bool, last: bool) -> None:
         """Launch one step; see `TrainingStep.run`. `leaves` are those of the batch."""
-        loss = self.training_step.loss_function
-        if self._reads_table:
+        if reads_table := self._rates is not None and self._reads_table:
             self._run_with_table(batch, leaves, first=first, last=last)
-            self.counts.add_launched(compiled=loss.ran_compiled, odd=loss.was_odd)
-            return
-        self.schedule.before_step()
-        self.training_step.run(batch, leaves, first=first, last=last)
-        self.counts.add_launched(compiled=loss.ran_compiled, odd=loss.was_odd)
-        if last:
+        else:
+            self.schedule.before_step()
+            self.training_step.run(batch, leaves, first=first, last=last)
+        counts, loss = self.counts, self.training_step.loss_function
+        if loss.ran_compiled or loss.was_odd:
+            counts.add_launched(compiled=loss.ran_compiled, odd=loss.was_odd)
+        else:
+            counts.eager += 1  # the usual case, without a call
+        if last and not reads_table:
             skipped = False
             if self.schedule.counts_applied:  # on the CPU, where nothing waits
                 with host_sync_allowed():
@@ -223,9 +219,7 @@ class Engine:
         if rates is None:
             rates = self.schedule.settle(overflows)
         named = dict(zip(self.log.metric_names or (), metrics, strict=True))
-        return SinkResults(
-            losses, overflows, rates, named, torch.tensor(self.schedule.updates[:steps], dtype=torch.bool, device="cpu")
-        )
+        return SinkResults(losses, overflows, rates, named, as_flags(self.schedule.updates[:steps]))
 
     def update_now(self) -> bool:
         """Update between two sinks, with the gradients of an accumulation that no further batch continues.
@@ -234,7 +228,7 @@ class Engine:
         """
         self.follow()
         with self._between_replays():
-            self.training_step.apply()
+            self.training_step.update.apply(zeroes=self.training_step.static_gradients)
         skipped = self.training_step.update.was_skipped()
         self.schedule.advance(skipped=skipped)
         return skipped
@@ -259,6 +253,13 @@ class Engine:
 
     def close(self) -> None:
         """Release what the device holds."""
+
+
+def as_flags(values: Sequence[bool]) -> Tensor:
+    """bool [number of values], on the host."""
+    if not values:
+        return torch.empty(0, dtype=torch.bool, device="cpu")
+    return torch.frombuffer(bytearray(values), dtype=torch.bool)  # a third of the time of torch.tensor()
 
 
 def check_device(tensors: list[Tensor], model_devices: frozenset[torch.device]) -> None:

@@ -212,6 +212,19 @@ def _copied(model: nn.Module, leaves_out: tuple[Any, ...]) -> nn.Module:
     return made
 
 
+def _held_by(model: nn.Module) -> list[nn.Parameter | None]:
+    """What all modules hold as parameters, by module: found several times faster than by `model.parameters()`."""
+    held: list[nn.Parameter | None] = []
+    modules, seen = [model], {id(model)}
+    for module in modules:  # which grows on the way
+        held += module._parameters.values()
+        for child in module._modules.values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                modules.append(child)
+    return held
+
+
 class OptimizerUpdate:
     """Applies the gradients of a model.
 
@@ -258,14 +271,15 @@ class OptimizerUpdate:
         Flags and state may have been loaded, too, which brings the counters of another device.
         """
         optimizer, groups = self.optimizer, self.optimizer.param_groups
-        own = [] if self._model is None else [*self._model.parameters()]
+        held = [] if self._model is None else _held_by(self._model)
         owned = [parameter for group in groups for parameter in group["params"]]
         # A scaler in a loop of the user's own calls this at every step. What is compared is alive, so ids are unique.
-        known = [id(groups), id(optimizer.state), *map(id, own), *map(id, owned)]
+        known = [id(groups), id(optimizer.state), *map(id, held), *map(id, owned)]
         if known == self._known:
             return
-        self._known, self._alive = known, (groups, optimizer.state)
-        self._model_parameters, self.parameters = own, list(dict.fromkeys([*own, *owned]))
+        self._known, self._alive = known, (groups, optimizer.state, held)
+        self._model_parameters = [] if self._model is None else [*self._model.parameters()]
+        self.parameters = list(dict.fromkeys([*self._model_parameters, *owned]))
         if self.scaler is not None:
             make_capturable(optimizer, cycles_betas=self._cycles_betas)
             refuse_python_state(optimizer)
@@ -279,8 +293,8 @@ class OptimizerUpdate:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def apply(self) -> None:
-        """Update parameters, optimizer state, scale and average from the gradients."""
+    def apply(self, *, zeroes: bool) -> None:
+        """Update parameters, optimizer state, scale and average from the gradients, which `zeroes` sets to zero."""
         if self.scaler is None:
             self._clip()
             leave_fused_for_sparse(self.optimizer)
@@ -288,11 +302,13 @@ class OptimizerUpdate:
             if self.average is not None:
                 self.average.update()
             self.has_warmed_up = True
-            return
-        self.unscale()
-        self._clip()
-        self.step()
-        self.scaler.adjust(self.found_inf == 0)
+        else:
+            self.unscale()
+            self._clip()
+            self.step()
+            self.scaler.adjust(self.found_inf == 0)
+        if zeroes:
+            self.zero_gradients(in_place=True)
 
     def unscale(self) -> None:
         """Divide the gradients by the scaler's scale, and set `found_inf` to whether one of them is not finite."""
