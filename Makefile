@@ -122,7 +122,6 @@ gpu:
 kernels: setup
 	$(VENV)/bin/python examples/benchmarks/kernels.py
 	$(VENV)/bin/python examples/benchmarks/kernel_counts.py
-	$(VENV)/bin/python examples/benchmarks/kernel_costs.py
 	$(VENV)/bin/python examples/benchmarks/report.py
 
 report: setup

@@ -27,7 +27,6 @@ from torchvision.transforms import v2
 
 import torch_sink
 from jpeg_rounds import opened
-from kernel_instructions import work_of
 from kernel_record import write_record
 from torch_sink.cli.machine import describe_machine
 from torch_sink.cli.photos import make_photo, photo_file
@@ -80,14 +79,12 @@ def row_of(name: str, counts: list[Any], pixels: int, images: int) -> dict[str, 
         requests += found.requests
         sectors += found.sectors
     loads = [kind for kind in ("ld.global", "st.global") if requests[kind]]
-    work: Counter[str] = sum((work_of(found.instructions, found.wavefronts.total()) for found in counts), Counter())
     return {
         "name": name,
         "instructions_a_pixel": LANES * instructions.total() / pixels,
         "wavefronts_a_pixel": sum(found.wavefronts.total() for found in counts) / pixels,
         "sectors_a_request": {kind: sectors[kind] / requests[kind] for kind in loads},
         "instructions_an_image": LANES * instructions.total() / images,
-        "work_an_image": {unit: amount / images for unit, amount in work.items()},
     }
 
 

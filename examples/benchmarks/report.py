@@ -3,7 +3,7 @@
     python examples/benchmarks/report.py [--check]
 
 Every number comes from a JSON file under `examples/benchmarks/results/`; what has no file, or was measured without a
-GPU where only one counts, is said to be not measured yet. What `explain` assumes of the host is renewed as well.
+GPU where only one counts, is said to be not measured yet.
 `--check` writes nothing, and fails where a text differs from the results.
 """
 
@@ -21,14 +21,13 @@ import report_worker
 from report_charts import CHARTS, chart, chart_of
 from report_kernels import kernels_page
 from report_picture import PICTURE, picture, read_figures
-from report_tables import GPU_FIGURES, Report, host_of, insert_between, of_epoch_border, provenance
+from report_tables import GPU_FIGURES, Report, insert_between, of_epoch_border, provenance
 from report_tables import SECTIONS as OTHER_SECTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "examples" / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "performance.md"
 KERNELS_PAGE = ROOT / "docs" / "inside" / "kernels.md"
-COSTS = ROOT / "torch_sink" / "cli" / "kernel_costs.json"
 README = ROOT / "README.md"
 SETUP, MAKE_ENVIRONMENT = RESULTS / "setup_cost.json", ROOT / ".ci" / "make_environment"
 BEGIN = "<!-- figures: written by examples/benchmarks/report.py -->\n"
@@ -113,11 +112,6 @@ def status(results: dict[str, Report]) -> str:
     return f"{textwrap.fill(f'{measured} {on_gpu}', report_worker.COLUMNS)}\n"
 
 
-def with_host(costs: str, report: Report) -> str:
-    """What `explain` counts with: the host's cost is the latest that was measured."""
-    return re.sub(r'"host": \{.*\}', f'"host": {json.dumps(host_of(report))}', costs)
-
-
 def with_setup(text: str, report: Report) -> str:
     """Minutes and disk of a new environment, wherever a text names them."""
     minutes, gigabytes = math.ceil(report["setup_seconds"] / 60), round(report["bytes"] / 1e9)
@@ -146,8 +140,6 @@ def main() -> int:
         PICTURE: picture(read_figures(RESULTS)),
         **{chart_of(name): chart(name, results[name]) for name in CHARTS.keys() & results.keys()},
     }
-    if "host_cost" in results:
-        texts[COSTS] = with_host(COSTS.read_text(), results["host_cost"])
     for screen in FIRST_SCREENS:
         texts[screen] = insert_between(screen.read_text(), STATUS_BEGIN, STATUS_END, status(results))
     texts[README] = insert_between(texts[README], BEGIN, END, readme_figures(results))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch_sink.cli.machine import costs
+from torch_sink.image.decode.jpeg_decoder import BESIDE_ROUNDS
+from torch_sink.triton_kernels.shapes import LANE_SHAPES, LEAST_BYTES
 
 Report = dict[str, Any]
 HOST_PARTS = ("receive the batch", "copy the files", "decode", "add addresses", "launch", "the rest")
@@ -96,18 +97,9 @@ def host_cost(report: Report) -> str:
     return f"{table(heads, rows)}\n\n{launches_of_decoder(report)}"
 
 
-def host_of(report: Report) -> Report:
-    """What the process that trains spends on an image and on a launch, in microseconds, as `explain` counts with it."""
-    measured, machine, size = report["host_cost"]["v1 train"]["pinned"], report["machine"], report["options"]["batch"]
-    parts = {name: part["p50"] for name, part in measured["us_an_image"].items()}
-    costs = {"image": parts["in all"] - parts["launch"], "launch": parts["launch"] * size / measured["launches"]}
-    about = {"cpu": machine["cpu"], "date": machine["date"], "batch": size}
-    return {**about, **{name: round(value, 2) for name, value in costs.items()}}
-
-
 def launches_of_decoder(report: Report) -> str:
     """How many of the launches decode JPEG files, and what they depend on."""
-    counts = costs()["decoder_launches"]
+    counts = [(least, BESIDE_ROUNDS + shape.rounds) for least, shape in zip(LEAST_BYTES, LANE_SHAPES, strict=True)]
     encoded = report["options"]["batch"] * report["photographs"]["mean_bytes"]
     here = [count for least, count in counts if least < encoded][-1]
     steps = [f"{count} from {least / 1e6:.1f} MB on" for least, count in counts[1:]]

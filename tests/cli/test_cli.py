@@ -89,7 +89,7 @@ def test_explain_prints_the_plan_and_decodes_nothing(
         return stock_load(image)
 
     monkeypatch.setattr(JpegImagePlugin.JpegImageFile, "load", load)
-    assert main(["explain", str(generated_photos / "class_0"), "--batch-size", "4", "--device", "h200"]) == 0
+    assert main(["explain", str(generated_photos / "class_0"), "--batch-size", "4", "--device", "cuda"]) == 0
     printed = capsys.readouterr().out
     assert "a batch of 4 samples" in printed
     assert "-> float32 [4, 3, 224, 224]" in printed

@@ -90,7 +90,7 @@ def test_large_folders_are_looked_at_evenly(folder: Path, monkeypatch: pytest.Mo
 
 
 def test_the_command_explains_a_folder_with_broken_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "photos", "--device", "h200", "--batch-size", "4"]) == 0
+    assert main(["explain", "photos", "--device", "cuda", "--batch-size", "4"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "14 of 14 files looked at 4 x broken, and left out here: " in printed
     assert f"{Path('photos', 'one', 'cut.jpg')}: " in printed
@@ -110,7 +110,7 @@ def test_the_files_of_a_program_s_batch_are_looked_at(folder: Path, capsys: pyte
         (folder / "one" / name).unlink()
     transform = recipe("Turn photographs upright")["transform"]
     loader = torch.utils.data.DataLoader(datasets.ImageFolder("photos", transform), 10)
-    with torch_sink.explain("h200"):
+    with torch_sink.explain("cuda"):
         list(loader)
     printed = capsys.readouterr().out
     assert "10 of 10 files looked at" in printed

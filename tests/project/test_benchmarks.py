@@ -309,13 +309,6 @@ def test_what_a_new_environment_takes_is_what_was_measured(text: str) -> None:
     assert written == text.replace("4", "2").replace("6", "7")
 
 
-def test_what_explain_counts_with_is_what_host_cost_gave() -> None:
-    found = json.loads((report.RESULTS / "host_cost.json").read_text())
-    assert report.with_host('{\n "host": {"image": 1.0},\n "tile": [8, 64]\n}', found) == (
-        f'{{\n "host": {json.dumps(report_tables.host_of(found))},\n "tile": [8, 64]\n}}'
-    )
-
-
 def test_the_picture_of_a_jpeg_s_way_shows_the_results() -> None:
     """`report.py --check`, which test_readme.py runs, holds the committed picture to them."""
     results = report_picture.read_figures(report.RESULTS)

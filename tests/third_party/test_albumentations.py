@@ -113,7 +113,7 @@ def test_what_opencv_has_read_is_named_with_the_line_to_write_instead(
     monkeypatch.setattr(explain, "measured_beside_stock", lambda *_: (0.001, said_beside_stock(cost)))
     loader = DataLoader(Photos(write_photos(tmp_path, count=4), make()), 4)
     monkeypatch.setattr(bench, "open_pipeline", lambda *_: pipeline_of("photos", loader))
-    with torch_sink.image_backend("device"), torch_sink.explain("h100"):
+    with torch_sink.image_backend("device"), torch_sink.explain("cuda"):
         list(loader)
         report = str(torch_sink.fallback_report())
     explained = capsys.readouterr().out

@@ -22,7 +22,7 @@ ABOUT = "Makes torchvision's pixels on the device, keeps batches there, and runs
 EXAMPLES = """examples:
   python -m torch_sink doctor
   python -m torch_sink support ColorJitter
-  python -m torch_sink explain photos --pipeline train:transform --device h200 --workers 8 --html explained.html
+  python -m torch_sink explain photos --pipeline train:transform --device cuda --workers 8
   python -m torch_sink bench photos --pipeline train:make_loader --picture bench.png
 """
 PIPELINE = """--pipeline train.py:NAME is NAME of that file; train:NAME is NAME of that module, here or on PYTHONPATH:
@@ -90,15 +90,12 @@ def run_support(options: argparse.Namespace) -> int:
 
 
 def run_explain(options: argparse.Namespace) -> int:
-    """What would my pipeline do: operations, launches, fallbacks, and which stage limits?"""
+    """What would my pipeline do: operations, launches, fallbacks, and what does a data worker cost?"""
     from torch_sink.cli import explain
     from torch_sink.cli.pipelines import open_pipeline
 
     pipeline = open_pipeline(options.pipeline, options.folder, options.batch_size)
-    report = explain.report_of(explain.explain(pipeline, options.device, options.workers))
-    print(report.as_text())
-    if options.html is not None:
-        _write(options.html, report.as_html())
+    print(explain.report_of(explain.explain(pipeline, options.device, options.workers)).as_text())
     return 0
 
 
@@ -168,7 +165,8 @@ def run_bench(options: argparse.Namespace) -> int:
         is_given = options.folder is not None
         found = bench.run(folder, options.pipeline, workers=options.workers, quick=options.quick, given=is_given)
     print(bench.report_of(found).as_text())
-    _write(options.json, json.dumps(found, indent=1) + "\n")
+    options.json.write_text(json.dumps(found, indent=1) + "\n")
+    print(f"Written: {options.json}")
     try:
         bench.draw(found, options.picture)
     except ModuleNotFoundError as error:
@@ -176,11 +174,6 @@ def run_bench(options: argparse.Namespace) -> int:
     else:
         print(f"Written: {options.picture}")
     return 0
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
-    print(f"Written: {path}")
 
 
 def _file(text: str) -> Path:
@@ -194,8 +187,6 @@ def _file(text: str) -> Path:
 
 def make_parser() -> argparse.ArgumentParser:
     """Build the parser of the commands and their options."""
-    from torch_sink.cli.machine import DEVICES
-
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         prog="python -m torch_sink", description=ABOUT, epilog=EXAMPLES, formatter_class=form
@@ -224,9 +215,8 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_argument("names", nargs="*", metavar="NAME", help=about)
 
     command = add_with_pipeline(run_explain)
-    devices = f"cpu, {', '.join(DEVICES).lower()} (default: this machine's)"
-    command.add_argument("--device", metavar="NAME", help=devices)
-    command.add_argument("--html", type=_file, metavar="FILE", help="write the answer as a page, too")
+    about = "where the pixels would be made: cuda, which this machine need not have, or cpu (default: what it has)"
+    command.add_argument("--device", metavar="NAME", help=about)
     about = "of anything but a DataLoader (default: 64)"
     command.add_argument("--batch-size", type=int, default=64, metavar="N", help=about)
 

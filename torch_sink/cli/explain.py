@@ -1,15 +1,14 @@
-"""The command `explain`: recorded operations, launches and fallbacks of a pipeline, and the stage that limits it.
+"""The command `explain`: recorded operations, launches and fallbacks of a pipeline, and what a data worker costs here.
 
-Operations and launches are counted in one recorded batch. The data worker is measured. The other stages are modeled:
-the copy from the bandwidth of the bus, kernels by `machine`, and the host from a measured cost per image and launch.
+Operations, launches and bytes are counted in one recorded batch, and the data worker is measured. Nothing is said about
+the time of a GPU: `bench` measures it where there is one.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,27 +16,26 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import torch_sink
-from torch_sink.cli import machine
 from torch_sink.cli.image_files import ImageFiles, look_at, said_of_files
-from torch_sink.cli.machine import DEVICES, ESTIMATED, costs, features_of_batch, launches_of
+from torch_sink.cli.machine import cpu_name
 from torch_sink.cli.pipelines import Images, Pipeline, seed_everything
 from torch_sink.cli.progress import step
-from torch_sink.cli.report import Report, Table, bars
+from torch_sink.cli.report import Report, Table
 from torch_sink.cli.worker_cost import Cost, cost_of_fallbacks, measured_beside_stock, said_of
 from torch_sink.common import usable_cores
 from torch_sink.damage.report import current_policy
 from torch_sink.image.core.fallback import FallbackReport
 from torch_sink.image.core.first_batch import origins_of
 from torch_sink.image.core.origins import OPEN, said_of_nothing_recorded
-from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource
+from torch_sink.image.decode import jpeg_decoder
+from torch_sink.image.decode.source import EncodedSource, PixelSource
 from torch_sink.image.handles.kept import said_of_images_in
 from torch_sink.image.handles.tensor import Handle
 from torch_sink.image.run.batch import LazyBatch
 from torch_sink.image.run.collate import collate_handles
 
-CPU, WORKER, GPU_STAGES = "cpu", "worker", "decode + kernels"
+CPU, GPU = "cpu", "cuda"
 MEASURED_IMAGES = 64  # in each round
-_MOST_DECODED = 8  # files, to measure what Pillow takes for one
 _MOST_SHOWN = 8  # lines of a plan, and shapes
 _NOTHING = "nothing, "  # begins a remedy where nothing has to be done
 # Part of a reason in the fallback report -> what to do.
@@ -61,23 +59,14 @@ REMEDIES = {
     "a mask is made from its image": f"{_NOTHING}masks are small",
     "did not prove themselves": "python -m torch_sink doctor says what is wrong with driver, compiler or build",
 }
-ADVICE = {
-    WORKER: "More cores for workers help; so does a GPU, which takes this work from them: --device h200.",
-    "host": "Larger batches help: they need as many launches as small ones.",
-    "copy": "Smaller files help: the bus carries them as they are.",
-    GPU_STAGES: "The GPU is what limits: smaller files or fewer operations help.",
-}
 
 
-class Stage(NamedTuple):
-    """A stage of the data path, and the cost of one image there; all stages work at the same time."""
+class Worker(NamedTuple):
+    """What an image costs a data worker of this machine."""
 
-    name: str
-    place: str
-    bytes_in: float | None  # None if unknown
-    bytes_out: float
-    seconds: float
-    at_once: int = 1  # images that it works on at the same time
+    seconds: float  # of CPU time, for the dataset, the batch, and handing it over
+    bytes_read: float | None  # of its file; None if unknown
+    bytes_handed_over: float  # to the training process: its file and tables where a GPU makes the pixels, else pixels
 
 
 class Explained(NamedTuple):
@@ -85,11 +74,12 @@ class Explained(NamedTuple):
 
     name: str  # of the pipeline
     images: int  # in the batch
-    device: str  # "cpu", or a name in `DEVICES`
+    device: str  # "cpu" or "cuda"
     workers: int
     batches: list[LazyBatch]  # in the batch: several if its samples have several crops
     fallbacks: Counter[tuple[str, ...]]  # (operation, reason) -> count
-    stages: list[Stage]
+    worker: Worker
+    at_once: int  # workers that have a core of this machine
     beside_stock: str = ""  # whether the image backend pays in the data worker
     cost: Cost | None = None  # of the fallbacks, if it can be measured
     origins: Sequence[str] = ()  # what made samples that were not recorded, and what to do, as lines
@@ -98,23 +88,16 @@ class Explained(NamedTuple):
     assumes_workers: bool = False  # whether the loader has no workers
 
     @property
-    def rates(self) -> dict[str, float]:
-        """Images per second of each stage alone. Decoder and kernels share the GPU, so they are one stage."""
-        on_gpu = sum(stage.seconds for stage in self.stages if stage.place == self.device)
-        rates = {stage.name: stage.at_once / stage.seconds for stage in self.stages if stage.place != self.device}
-        return rates | ({GPU_STAGES: 1 / on_gpu} if on_gpu else {})
-
-    @property
-    def limit(self) -> str:
-        """The name of the slowest stage."""
-        return min(self.rates, key=self.rates.__getitem__)
+    def images_per_second(self) -> float:
+        """What the workers of this machine make at most."""
+        return self.at_once / self.worker.seconds
 
 
 def explain(pipeline: Pipeline, device: str | None = None, workers: int | None = None) -> Explained:
-    """Examine one batch of a pipeline, and the cost of an image in each stage.
+    """Examine one batch of a pipeline, and what an image costs a data worker.
 
     Args:
-        device: "cpu" or a name in `DEVICES`, in upper or lower case; None for this machine's.
+        device: where the pixels would be made, "cuda" or "cpu"; None for what this machine has.
         workers: number of data workers; None for that of the pipeline's loader, else one for each core.
 
     Raises:
@@ -136,9 +119,7 @@ def explain(pipeline: Pipeline, device: str | None = None, workers: int | None =
     place = CPU if chosen == CPU else "meta"
     measured = max(images, MEASURED_IMAGES)
     seconds, beside_stock = measured_beside_stock(pipeline, measured, place, policy, step)
-    at_once = count if device is not None and chosen != CPU else min(count, cores)
-    worker = Stage(WORKER, f"this machine, {machine.cpu_name()}", None, 0, seconds, at_once)
-    stages = list(_stages(worker, tensors, batches, images, chosen))
+    worker = Worker(seconds, *_bytes_of(tensors, batches, images, chosen))
     cost = None
     if _are_costly(fallbacks):
         with step("Measuring a data worker without the fallbacks"):
@@ -146,8 +127,8 @@ def explain(pipeline: Pipeline, device: str | None = None, workers: int | None =
     kept, files = said_of_images_in(pipeline.dataset), pipeline.files or _files_of(batches)
     assumed = workers is None and pipeline.workers == 0
     return Explained(
-        pipeline.name, images, chosen, count, batches, fallbacks, stages, beside_stock, cost, origins, kept, files,
-        assumed,
+        pipeline.name, images, chosen, count, batches, fallbacks, worker, min(count, cores), beside_stock, cost,
+        origins, kept, files, assumed,
     )  # fmt: skip
 
 
@@ -168,72 +149,47 @@ def _files_of(batches: Sequence[LazyBatch]) -> ImageFiles | None:
 
 
 def known_device(name: str | None) -> str:
-    """The name of a device as in `DEVICES`, or "cpu"; raises ValueError for an unknown one."""
-    known = {each.lower(): each for each in (CPU, *DEVICES)}
-    if name is not None:
-        wanted, said = name.lower(), f"--device {name} is not known"
-    else:
-        here = (machine.gpu_name() if torch.cuda.is_available() else None) or CPU
-        said, here = f"there are no figures for {here}", here.lower().replace(" ", "")
-        wanted = next((each for each in known if each in here), "")
-    if wanted not in known:
-        raise ValueError(f"{said}; choose one of {', '.join(known)}: what is most like the GPU that you mean")
-    return known[wanted]
+    """The name of a device, "cpu" or "cuda", None for what this machine has; raises ValueError for another."""
+    if name is None:
+        return GPU if torch.cuda.is_available() else CPU
+    if name not in (CPU, GPU):
+        raise ValueError(
+            f'device {name!r} is not known; "cuda" says what happens where a GPU makes the pixels, "cpu" where data '
+            "workers do"
+        )
+    return name
 
 
-def _stages(
-    worker: Stage, tensors: list[torch.Tensor], batches: list[LazyBatch], images: int, device: str
-) -> Iterator[Stage]:
-    """Yields the stages, with the cost of one image: the amounts of the batch, divided by its images."""
+def _bytes_of(
+    tensors: list[torch.Tensor], batches: list[LazyBatch], images: int, device: str
+) -> tuple[float | None, float]:
+    """The bytes of an image's file, None if no file is known, and those that a worker hands over."""
     sources = [source for batch in batches for source in batch.program.packed.sources()]
     files = {source.path: len(source.data) for source in sources if isinstance(source, EncodedSource)}
     made = sum(leaf.nbytes for leaf in tensors if type(leaf) is not LazyBatch)
-    results = made + sum(math.prod(batch.shape) * batch.dtype.itemsize for batch in batches)
-    packed = made + sum(batch.program.packed.blob.nbytes for batch in batches)
-    read = sum(files.values()) / images if files else None
-    yield worker._replace(bytes_in=read, bytes_out=(results if device == CPU else packed) / images)
     if device == CPU:
-        return
-
-    def stage(name: str, place: str, bytes_in: float, bytes_out: float, seconds: float) -> Stage:
-        return Stage(name, place, bytes_in / images, bytes_out / images, seconds / images)
-
-    def seconds_of(launch: Counter[str]) -> float:
-        return machine.microseconds(machine.modeled(launch), gpu) / 1e6
-
-    gpu, host = DEVICES[device], costs()["host"]
-    at_host = (host["image"] * images + host["launch"] * sum(launches_of(batch).total() for batch in batches)) / 1e6
-    by_pillow, seconds_decoding, others = sum(map(_seconds_of_pillow, batches)), 0.0, 0.0
-    decoding: Counter[str] = Counter()
-    for decoder, *launches in map(features_of_batch, batches):
-        decoding += decoder
-        seconds_decoding += seconds_of(decoder)
-        others += sum(map(seconds_of, launches))
-    pixels = 3 * decoding["decoded pixel"]
-    held = sum(source.tensor.nbytes for source in sources if isinstance(source, FinishedSource))
-    held += sum(len(source.image.tobytes()) for source in sources if isinstance(source, PixelSource))
-    yield stage("host", f"training process; CPU assumed: {host['cpu']}", packed, packed, at_host + by_pillow)
-    yield stage("copy", f"PCIe, {gpu.bus:g} GB/s", packed, packed, packed / (gpu.bus * 1e9))
-    yield stage("decode", device, decoding["encoded byte"], pixels, seconds_decoding)
-    yield stage("kernels", device, pixels + made + held, results, others)
+        made += sum(math.prod(batch.shape) * batch.dtype.itemsize for batch in batches)
+    else:
+        made += sum(batch.program.packed.blob.nbytes for batch in batches)
+    return (sum(files.values()) / images if files else None), made / images
 
 
-def _seconds_of_pillow(batch: LazyBatch) -> float:
-    """CPU seconds of the training process for files of a batch that Pillow decodes, measured here."""
-    by_kernels = set(batch.program.array("files").flat) if batch.program.launches else set()
-    sources = enumerate(batch.program.packed.sources())
-    files = [source for at, source in sources if at not in by_kernels and isinstance(source, EncodedSource)]
-    started = time.process_time()
-    for source in files[:_MOST_DECODED]:
-        source.decode()
-    return (time.process_time() - started) * len(files) / max(1, len(files[:_MOST_DECODED]))
+def launches_of(batch: LazyBatch) -> Counter[str]:
+    """The number of launches of each kernel for a batch; "decoder" counts all kernels of the decoder."""
+    program = batch.program
+    return Counter(
+        decoder=0 if program.jpegs is None else jpeg_decoder.launches_of(program.jpegs),
+        prologue=int(bool(program.launches)),
+        statistics=sum(launch.statistics_end > launch.statistics_begin for launch in program.launches),
+        stage=len(program.launches),
+    )
 
 
 def report_of(found: Explained) -> Report:
     """Make a readable report of the answer."""
     assumed = ", one for each core: the loader has none" * found.assumes_workers
     shapes = [f"{str(batch.dtype).removeprefix('torch.')} {list(batch.shape)}" for batch in found.batches]
-    where = "the CPU, in the workers" if found.device == CPU else f"an {found.device} (modeled)"
+    where = "the CPU, in the workers" if found.device == CPU else "a GPU"
     names = {EncodedSource: "JPEG files", PixelSource: "images decoded by the worker"}
     kinds = Counter(type(source) for batch in found.batches for source in batch.program.packed.sources())
     listed = ", ".join(f"{count} {names[kind]}" for kind, count in kinds.items() if kind in names)
@@ -244,8 +200,7 @@ def report_of(found: Explained) -> Report:
         *([found.kept] if found.kept else []),
     ]
     parts = [lines_of("Files", said_of_files(found.files))] if found.files is not None else []
-    parts += [_recorded_part(found), _launches_part(found), _fallbacks_part(found), _stages_part(found)]
-    parts.append(bars("Images a second that each stage allows at most", "images/s", found.rates, limit=found.limit))
+    parts += [_recorded_part(found), _launches_part(found), _fallbacks_part(found), _worker_part(found)]
     return Report(f"Pipeline {found.name}", about, _verdict(found), parts)
 
 
@@ -266,7 +221,7 @@ def _recorded_part(found: Explained) -> Table:
 def _launches_part(found: Explained) -> Table:
     counts = sum(map(launches_of, found.batches), Counter[str]())
     if found.device == CPU or not counts:
-        instead = ". --device h200 shows what a GPU would do." if found.batches else "."
+        instead = ". --device cuda shows what a GPU would run." if found.batches else "."
         return lines_of("Launches of a batch: 0", [f"none: workers make the pixels, in stock code{instead}"])
     lines = _some([line for batch in found.batches for line in str(batch.plan).splitlines()[1:]])
     listed = ", ".join(f"{count} {name}" for name, count in counts.items())
@@ -303,35 +258,29 @@ def remedy_for(reason: str) -> str:
     return next((remedy for part, remedy in REMEDIES.items() if part in reason), "see the page on troubleshooting")
 
 
-def _stages_part(found: Explained) -> Table:
-    host, rows = costs()["host"], []
-    for stage in found.stages:
-        amounts = ["?" if each is None else f"{each:,.0f}" for each in (stage.bytes_in, stage.bytes_out)]
-        how = "measured" if stage.name == WORKER else "modeled"
-        rows.append((stage.name, stage.place, *amounts, f"{1e6 * stage.seconds:,.2f}", how))
-    note = "measured: CPU time of a data worker for the dataset, the batch, and handing it over."
-    if found.device != CPU:
-        more = " and ".join(f"{least:g} to {most:g} times for {name}" for name, (least, most) in ESTIMATED.items())
-        note += " modeled: a lower bound from counted instructions and from bandwidth, without waits for memory or for "
-        note += f"the longest lane; we expect a GPU to take {more}. The host is as measured on {host['cpu']}, "
-        note += f"{host['date']}."
-    return Table("For an image", ("stage", "place", " bytes in", " bytes out", " us", "how"), rows, note)
+def _worker_part(found: Explained) -> Table:
+    seconds, bytes_read, bytes_handed_over = found.worker
+    read = "" if bytes_read is None else f"reads {bytes_read:,.0f} bytes of its file and "
+    together = f"{found.at_once} of them, each with a core, make" if found.at_once > 1 else "it makes"
+    lines = [
+        f"an image costs it {1e6 * seconds:,.0f} us of CPU time: the dataset, the batch, and handing it over",
+        f"it {read}hands over {bytes_handed_over:,.0f} bytes an image",
+        f"{together} {found.images_per_second:,.0f} images a second at most",
+    ]
+    return lines_of(f"A data worker, measured here ({cpu_name()})", lines)
 
 
 def _verdict(found: Explained) -> str:
-    """Sentences that say which stage limits, what helps, and whether the image backend pays."""
-    name, others = found.limit, found.rates
-    limit = f"The limit: {name}, at most {others.pop(name):,.0f} images a second."
+    """Sentences that say what the workers reach, what helps, and whether the image backend pays."""
+    most = f"The workers make {found.images_per_second:,.0f} images a second at most."
     if not (found.batches or found.fallbacks):
-        return f"{limit} {said_of_none(found.origins)}"
-    advice = ADVICE[name]
-    if name == WORKER and _are_costly(found.fallbacks):
+        return f"{most} {said_of_none(found.origins)}"
+    advice = "Whether your training waits for them, stats() of its SinkLoader says."
+    if _are_costly(found.fallbacks):
         advice = "Fix the fallbacks first: they, and everything before them, run on the CPU."
-    elif name == WORKER and others:
-        second = min(others, key=others.__getitem__)
-        needed = math.ceil(others[second] * found.stages[0].seconds)
-        advice = f"{needed} workers reach what the next stage, {second}, allows: at most {others[second]:,.0f}."
-    return f"{limit} {advice} {found.beside_stock}"
+    elif found.device == CPU:
+        advice = "A GPU takes this work from them: --device cuda shows what is left."
+    return f"{most} {advice} {found.beside_stock}"
 
 
 def said_of_none(origins: Sequence[str]) -> str:

@@ -40,26 +40,27 @@ def explain(device: str | None = None) -> AbstractContextManager[None]:
     Put `with torch_sink.explain():` around a loop over a DataLoader or a SinkLoader, or around `loop.run(...)`, with
     the image backend on or off. The code inside runs unchanged. At the end, or after Ctrl-C, this prints a report on
     each DataLoader that was read inside, as `python -m torch_sink explain` does: recorded operations, launches,
-    fallbacks with their remedies, and the cost of an image in each stage. For the report, at least 128 samples of each
+    fallbacks with their remedies, and what a data worker costs here. For the report, at least 128 samples of each
     loader are made again in a data worker and measured. Random generators are restored, except those inside a dataset.
 
     Args:
-        device: "cpu", or the GPU to model: "h200", "h100", "a100", "b200" or "rtx4090". Default: this machine's.
+        device: where the pixels would be made: "cuda" for a GPU, which this machine need not have, or "cpu". Default:
+            what this machine has.
 
     Raises:
         TypeError: the device is no string.
-        ValueError: there are no figures for the device.
+        ValueError: it is neither "cuda" nor "cpu".
 
     Examples:
         >>> from torch.utils.data import DataLoader
-        >>> with torch_sink.explain("h200"):  # doctest: +SKIP
+        >>> with torch_sink.explain("cuda"):  # doctest: +SKIP
         ...     for images, labels in DataLoader(dataset, 64):
         ...         pass
     """
     if device is not None and not isinstance(device, str):
         raise TypeError(
             f"torch_sink.explain() of {type(device).__name__} is not known; put `with torch_sink.explain():` around "
-            'the code that reads its batches, or name a device, such as torch_sink.explain("h200")'
+            'the code that reads its batches, or name a device: torch_sink.explain("cuda")'
         )
     command.known_device(device)  # an unknown device raises now, and not after a long run
     return _explained(device)

@@ -466,7 +466,7 @@ def test_keeping_is_no_fallback(paths: list[Path], form: str) -> None:
     epochs_of(dataset)
 
 
-@pytest.mark.parametrize(("device", "said"), [("cpu", "decoded once"), ("h200", f"{IMAGES} of them as files")])
+@pytest.mark.parametrize(("device", "said"), [("cpu", "decoded once"), ("cuda", f"{IMAGES} of them as files")])
 def test_explain_says_it(paths: list[Path], device: str, said: str) -> None:
     with torch_sink.image_backend("device", device="cpu"):
         loader = DataLoader(Kept(paths, "images"), batch_size=4)

@@ -20,6 +20,7 @@ from torch_sink.triton_kernels.shapes import LaneShape, TileShape, tile_shape
 
 _INT32_BYTES = 4
 _TABLE_VALUES = 64
+BESIDE_ROUNDS = 13  # launches of a decoder; a test counts them
 
 
 class Inputs(NamedTuple):
@@ -116,6 +117,11 @@ class JpegDecoder:
         idct.make_samples(self._block_tiles.shape, blocks, BLOCK_ROWS=tile.block_rows, BLOCK_COLUMNS=tile.block_columns)
         planes = self._planes, self.pixels, *tables, self._pixel_tiles
         color.make_pixels(self._pixel_tiles.shape, planes, BLOCK_Y=tile.rows, BLOCK_X=tile.columns)
+
+
+def launches_of(plan: JpegPlan) -> int:
+    """How many kernels `launch_jpegs` launches."""
+    return len(plan.batches) * (plan.shape.rounds + BESIDE_ROUNDS)
 
 
 def launch_jpegs(plan: JpegPlan, block: torch.Tensor, pixels: torch.Tensor) -> torch.Tensor:

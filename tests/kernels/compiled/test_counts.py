@@ -1,4 +1,4 @@
-"""The counts in the record, and the model of time beside them."""
+"""The counts in the record of the kernels."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from types import ModuleType
 
 import pytest
 
-from torch_sink.cli.machine import DEVICES, costs, microseconds, modeled, name_of
-from torch_sink.cli.photos import make_photo, photo_file
+from torch_sink.cli.photos import photo_file
 from torch_sink.image.decode.jpeg_block import jpeg_file
 from torch_sink.image.decode.jpeg_header import read_jpeg_header
 from torch_sink.image.decode.source import EncodedSource
 from torch_sink.triton_kernels.jpeg import jpeg_variants
-from torch_sink.triton_kernels.rows import Kind
 from torch_sink.triton_kernels.shapes import LANE_SHAPES
 
 pytestmark = pytest.mark.once
@@ -33,23 +31,6 @@ def script() -> ModuleType:
     finally:
         sys.path.remove(str(BENCHMARKS))
     return kernel_counts
-
-
-def test_the_busiest_unit_gives_the_time(costs_script: ModuleType) -> None:
-    device = DEVICES["H200"]
-    second = device.multiprocessors * device.gigahertz * 1e9  # cycles of all SMs
-    for instructions, wavefronts, cycles in (
-        ({"mov.b32": 4000, "bra": 4000}, 0, 2000),
-        ({"add.s32": 4000}, 0, 4000 * 32 / 64),
-        ({"add.s64": 4000}, 0, 2 * 4000 * 32 / 64),
-        ({"add.rn.f32": 4000}, 0, 4000 / 4),
-        ({"add.rn.f64": 4000}, 0, 4000 * 32 / 64),
-        ({"div.rn.f64": 100}, 0, 30 * 100 * 32 / 64),
-        ({"add.s32": 4000, "add.rn.f32": 4000}, 0, 4000 * 32 / 64),
-        ({"ld.global.b32": 4000}, 9000, 9000),
-    ):
-        time = microseconds(costs_script.work_of(instructions, wavefronts), device)
-        assert time == pytest.approx(1e6 * cycles / second), instructions
 
 
 def test_the_record_holds_every_pipeline_and_every_kernel_of_the_decoder(script: ModuleType) -> None:
@@ -83,36 +64,6 @@ def test_counts_of_small_images(script: ModuleType) -> None:
     assert one["instructions_a_pixel"] == pytest.approx(two["instructions_a_pixel"], rel=0.2)
     assert more["instructions_a_pixel"] > 1.5 * one["instructions_a_pixel"]
     assert 1 <= one["sectors_a_request"]["st.global"] <= 8
-
-
-@pytest.fixture(scope="module")
-def costs_script(script: ModuleType) -> ModuleType:
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        import kernel_costs
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-    return kernel_costs
-
-
-def test_every_kind_of_kernel_work_has_a_cost() -> None:
-    assert {name_of(kind) for kind in Kind} <= costs()["features"].keys()
-
-
-@pytest.mark.parametrize("number", range(4))
-def test_the_model_of_a_chain_agrees_with_what_it_executes(
-    script: ModuleType, costs_script: ModuleType, number: int
-) -> None:
-    chain = list(script.pipelines().values())[number]
-    features, executed = costs_script.count_chain(chain, [make_photo(250, 188, seed) for seed in range(2)])
-    for device in DEVICES.values():
-        expected = sum(microseconds(work, device) for work in executed.values())
-        found = sum(microseconds(modeled(launch), device) for launch in features)
-        assert found == pytest.approx(expected, rel=0.2)
-
-
-def test_the_launches_of_the_decoder_are_those_that_it_makes(costs_script: ModuleType) -> None:
-    assert [list(row) for row in costs_script.count_decoder_launches()] == costs()["decoder_launches"]
 
 
 @pytest.mark.slow
