@@ -12,6 +12,7 @@
 # make gpu           all that needs a GPU, in nine minutes; PART=tests|train|decode|..., RESULTS=folder, DATA=photographs
 #                    TRIAL=1: try everything at sizes that mean nothing; this and PART=compile need no GPU
 # make kernels       compile what changed of the kernels for every target, count what they execute; rewrites docs/inside/kernels.md
+# make seen          run the long tests of kernels whole, and note that they pass: until something changes, make test runs few
 # make report        write docs/performance.md and the figures of the README from the committed results
 #
 # Each target sets up what it needs. PYTHON=python3.12 make test chooses the interpreter of a new environment.
@@ -52,9 +53,11 @@ CORE_TESTS = tests/kernels/test_compile.py tests/project/test_packaging.py tests
     tests/sink/test_left_open.py tests/sink/test_loader.py tests/sink/test_own_iterators.py tests/sink/resume/test_resume.py \
     tests/loop/test_step_loop.py tests/loop/test_checkpoint.py
 
+SEEN_TESTS = tests/kernels/test_compile.py tests/kernels/test_compiled.py tests/kernels/test_interpreted.py
+
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-oldest setup-core demo test test-oldest test-core test-slow test-clone suites rehearsal check docs \
-    gpu kernels report clean
+    gpu kernels seen report clean
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
@@ -123,6 +126,10 @@ kernels: setup
 	$(VENV)/bin/python examples/benchmarks/kernels.py
 	$(VENV)/bin/python examples/benchmarks/kernel_counts.py
 	$(VENV)/bin/python examples/benchmarks/report.py
+
+# Without `make kernels` too: on the newest releases and on the oldest.
+seen: setup setup-oldest
+	for python in "$(VENV)" "$(VENV_OLDEST)"; do RECORD_SEEN=1 "$$python/bin/python" -m pytest -m "not slow" $(SEEN_TESTS); done
 
 report: setup
 	$(VENV)/bin/python examples/benchmarks/report.py

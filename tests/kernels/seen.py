@@ -1,0 +1,54 @@
+"""Which long tests of kernels have passed with the code and the Triton that are here, and so run in part.
+
+`make seen` runs them whole, on the newest releases and on the oldest, and writes `seen.json`. Whatever a result depends
+on is in a digest: whoever changes a kernel, the image backend, a simulator or one of these tests, or has another Triton
+or torch, runs them whole.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import torch
+import triton
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORD = Path(__file__).with_name("seen.json")
+SOURCES = (
+    "triton_kernels", "torch_sink/image", "torch_sink/common", "torch_sink/damage", "tests/kernels", "tests/simulators",
+    "examples/benchmarks/kernel*.py", "torch_sink/triton_kernels.py",
+)  # fmt: skip
+
+
+@functools.cache
+def digest() -> str:
+    """16 hexadecimal digits of all sources."""
+    files = [path for pattern in SOURCES for path in ROOT.glob(pattern)]
+    files += [path for folder in files if folder.is_dir() for path in folder.rglob("*.py")]
+    found = hashlib.sha256()
+    for path in sorted({path for path in files if path.is_file()}):
+        found.update(f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def releases() -> str:
+    """Those of Triton and torch, without what a build adds."""
+    return f"triton {triton.__version__}, torch {'.'.join(torch.__version__.split('.')[:2])}"
+
+
+def is_seen(test: str) -> bool:
+    """Whether a test has passed whole with all that is here. False while `make seen` runs."""
+    record = json.loads(RECORD.read_text()) if RECORD.is_file() else {}
+    return "RECORD_SEEN" not in os.environ and record.get(releases(), {}).get(test) == digest()
+
+
+def note(test: str) -> None:
+    """Note that a test has passed whole, if `make seen` runs it."""
+    if "RECORD_SEEN" in os.environ:
+        record = json.loads(RECORD.read_text()) if RECORD.is_file() else {}
+        record.setdefault(releases(), {})[test] = digest()
+        RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
