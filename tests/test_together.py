@@ -76,6 +76,7 @@ RULES = (
     # workers' generators have gone on since epoch 1. `state_dict()["not_covered"]` says so.
     {"loader": ["SinkLoader of a stream"], "workers": ["2 persistent workers"], "resume": RESUMED},
     {"loader": ["SinkLoader of a stream"], "between epochs": ["another order"]},
+    {"loader": ["SinkLoader of a stream"], "broken": ["skip", "replace"]},  # an error ends its generator
     # Workers that are kept do not see what changes in the dataset, and those of a resumed run begin with it.
     {"workers": ["2 persistent workers"], "between epochs": ["another transform"], "resume": RESUMED},
 )
@@ -137,7 +138,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path = folder / tree / f"class_{number % 2}" / f"{number:02}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         make_photo(40, 36, seed=number).save(path)
-        if tree == "broken" and number % 5 == 1:  # none of which fill a batch of a stream
+        if tree == "broken" and number % 5 == 1:
             path.write_bytes(path.read_bytes()[:200])
     return folder
 

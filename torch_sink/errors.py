@@ -99,7 +99,7 @@ _HINTS = {
     r"batch must contain .* found <class 'NoneType'>": _NONE,
     r"utils/data/_utils/collate\.py(.|\n)*NoneType": _NONE,
     (
-        r"(?s)^(?!.*(not one sample|cannot be told)).*(cannot identify image file|cannot decode "
+        r"(?s)^(?!.*(not one sample|in the dataset's own code)).*(cannot identify image file|cannot decode "
         r"|image file is truncated|broken data stream|\nfile: "
         r"|No such file or directory: [^\n]*\.(jpe?g|png|webp|gif|bmp|tiff?)')"
     ): (

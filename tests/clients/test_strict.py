@@ -34,7 +34,7 @@ STARTED_ANEW = {
 FORKS = "ignore:This process (pid:DeprecationWarning"
 # Each takes two processes that load all of it: where the libraries are the same, one release will do.
 EVERYDAY = {
-    "five_crop": pytest.mark.once, "lightning_fabric": pytest.mark.once_on_oldest,
+    "custom_dataset": pytest.mark.once, "lightning_fabric": pytest.mark.once_on_oldest,
 }  # fmt: skip
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import io
 import logging
 import os
@@ -23,7 +22,6 @@ from image.broken_files import (
     Stream,
     loaded,
     opened,
-    pixels,
     stock_samples,
     without_broken,
     write_tree,
@@ -70,6 +68,17 @@ def assert_same(made: list[Any], expected: list[Any]) -> None:
     for (images, labels), (stock_images, stock_labels) in zip(made, expected, strict=True):
         assert_same_bits(images, stock_images)
         assert torch.equal(labels, stock_labels)
+
+
+def whole_image(path: str) -> Image.Image:
+    """What a generator of a user's own opens and checks."""
+    image = Image.open(path).convert("RGB")
+    image.load()
+    return image
+
+
+def said_of(error: BaseException) -> str:
+    return "\n".join([str(error), *getattr(error, "__notes__", ())])
 
 
 BACKENDS: dict[str, Callable[[], Any]] = {
@@ -139,15 +148,13 @@ def made_and_error(data: Any, workers: int, **options: Any) -> tuple[int, str]:
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader, OwnIterator, "stream"])
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader, OwnIterator])
 @pytest.mark.parametrize("content", [b"no image", JPEG[0][: len(JPEG[0]) // 2]], ids=["text", "truncated"])
 def test_raise_raises_where_the_backend_skips(tmp_path: Path, content: bytes, kind: Any, workers: int) -> None:
     paths = [tmp_path / f"{number}.jpg" for number in range(6)]
     for path in paths:
         path.write_bytes(content if path is paths[4] else JPEG[0])
-    data = partial(DataLoader, Stream(paths, opened, V1))
-    if kind != "stream":
-        data = partial(kind, Files(paths, opened, V1))
+    data = partial(kind, Files(paths, opened, V1))
     with BACKENDS["on"]():
         expected = made_and_error(data, workers)
         assert expected[0] == 1
@@ -155,33 +162,6 @@ def test_raise_raises_where_the_backend_skips(tmp_path: Path, content: bytes, ki
         assert made_and_error(data, workers) == (2, "none")
         assert made_and_error(data, workers, on_decode_error="raise") == expected
         assert made_and_error(data, workers) == (2, "none"), "the policy of one loader is not that of the next"
-
-
-# Pillow leaves files open that it refuses to decode; pytest would keep the warning, and with it the frames of the stream.
-@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-@pytest.mark.parametrize(
-    ("workers", "load", "transform"), [(0, loaded, V1), (0, opened, V1), (0, opened, pixels), (2, opened, V1)]
-)
-def test_skipping_in_a_stream_while_the_backend_is_off(
-    paths: list[Path], workers: int, load: Callable[[str], Any], transform: Callable[[Any], Any]
-) -> None:
-    options = {"batch_size": None, "num_workers": workers}
-    before = Image.open, folder.pil_loader
-    torch.manual_seed(1)
-    expected = list(DataLoader(Stream(paths, load, transform, goes_on=True), **options))
-    torch.manual_seed(1)
-    loader = DataLoader(Stream(paths, load, transform), **options)
-    with SinkLoader(loader, device="cpu", on_decode_error="skip") as sink:
-        made = [(image.clone(), label) for image, label in sink]
-        assert sink.stats().skipped == len(paths) - len(expected)
-    if workers:  # a broken sample still takes its turn
-        made, expected = (sorted(samples, key=lambda sample: sample[1]) for samples in (made, expected))
-    assert [label for _, label in made] == [label for _, label in expected]
-    for (image, _), (stock, _) in zip(made, expected, strict=True):
-        assert_same_bits(image, stock)
-    del loader, sink
-    gc.collect()
-    assert (Image.open, folder.pil_loader) == before
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -201,21 +181,30 @@ def test_replacing(paths: list[Path], workers: int) -> None:
     assert stats.replaced == sum(sample is None for batch in stock for sample in batch)
 
 
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(("load", "transform"), [(loaded, V1), (opened, V1), (opened, pixels)])
-def test_streams(paths: list[Path], load: Callable[[str], Any], transform: Callable[[Any], Any], workers: int) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("policy", ["raise", "skip", "replace"])
+def test_a_stream_raises_under_every_policy(paths: list[Path], policy: str, backend: str, workers: int) -> None:
+    """And a generator that catches the error gives the samples of one that does so in stock code."""
     options = {"batch_size": None, "num_workers": workers}
     torch.manual_seed(1)
-    expected = list(DataLoader(Stream(paths, load, transform, goes_on=True), **options))
-    with torch_sink.image_backend("device", device="cpu"):
+    expected = list(DataLoader(Stream(paths, whole_image, V1, goes_on=True), **options))
+    with BACKENDS[backend]():
+        with SinkLoader(DataLoader(Stream(paths, opened, V1), **options), on_decode_error=policy) as loader:
+            with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever stock code raises for a file
+                list(loader)
+            said = said_of(caught.value)
+            assert said.count("ends the generator of an IterableDataset") == 1
+            assert "leave out samples" not in said
+            assert any(str(path) in said for path in paths)
         torch.manual_seed(1)
-        loader = SinkLoader(DataLoader(Stream(paths, load, transform), **options), device="cpu", on_decode_error="skip")
+        loader = SinkLoader(DataLoader(Stream(paths, whole_image, V1, goes_on=True), **options), on_decode_error=policy)
         made = [(image.clone(), label) for image, label in loader]
+        assert (loader.stats().skipped, loader.stats().replaced) == (0, 0)
         loader.close()
-    made, expected = (sorted(samples, key=lambda sample: sample[1]) for samples in (made, expected))
     assert [label for _, label in made] == [label for _, label in expected]
-    for (image, _), (stock_image, _) in zip(made, expected, strict=True):
-        assert torch.equal(image, stock_image)
+    assert all(torch.equal(image, stock) for (image, _), (stock, _) in zip(made, expected, strict=True))
 
 
 @pytest.mark.parametrize(("kind", "workers"), [(DataLoader, 0), (DataLoader, 2), (StatefulDataLoader, 2)])

@@ -1,4 +1,4 @@
-"""torch's DataLoader with broken files: guarded fetchers, stand-ins that open images, iterators without lost samples.
+"""torch's DataLoader with broken files: guarded fetchers, and iterators without lost samples.
 
 The image backend replaces torch's functions by `create_fetcher` and `begin_iterator`, for all loaders of a process and
 for its workers. A `SinkLoader` guards its iterator and its workers itself, also without the backend, and does its own
@@ -8,9 +8,6 @@ counting.
 from __future__ import annotations
 
 import functools
-import importlib
-import sys
-import threading
 import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -19,29 +16,17 @@ from typing import Any
 from torch.utils.data import _DatasetKind
 from torch.utils.data._utils import fetch
 
-from torch_sink.common.patches import Patches
 from torch_sink.damage.report import (
-    BrokenFile,
+    IN_A_STREAM,
     DecodeReport,
     Policy,
     add_to_report,
-    broken_file,
     current_policy,
     name_file,
     policy_of_thread,
     set_policy,
 )
-from torch_sink.damage.samples import (
-    GuardedCollate,
-    GuardedDataset,
-    GuardedStream,
-    PartialBatch,
-    is_reading_stream,
-    note_opened,
-    note_pixels,
-    note_placeholder,
-    raise_without_samples,
-)
+from torch_sink.damage.samples import GuardedCollate, GuardedDataset, PartialBatch, raise_without_samples
 from torch_sink.errors import add_hints
 
 
@@ -53,48 +38,46 @@ class _Guarded:
     """
 
     policy: Policy
+    advice = ""  # for the error of a broken file
 
     def fetch(self: Any, index: Any) -> Any:
         try:
-            return type(self).stock.fetch(self, index) if self.policy == "raise" else self._fetch(index)
-        except Exception as error:
-            name_file(error)
-            raise
-
-    def _fetch(self: Any, index: Any) -> Any:
-        name, samples = self._samples()
-        collate = GuardedCollate(self.collate_fn, self.policy, self.auto_collation, samples.next_good)
-        guarded = SimpleNamespace(**{**vars(self), name: samples, "collate_fn": collate})
-        try:
+            if self.policy == "raise":
+                return type(self).stock.fetch(self, index)
             with policy_of_thread(self.policy):
-                return type(self).stock.fetch(guarded, index)
-        finally:
-            self.ended = getattr(guarded, "ended", False)  # set by the fetcher of an iterable dataset
+                return self._fetch(index)
+        except Exception as error:
+            name_file(error, self.advice)
+            raise
 
 
 class _GuardedMapFetcher(_Guarded, fetch._MapDatasetFetcher):
     stock = fetch._MapDatasetFetcher
 
-    def _samples(self) -> tuple[str, GuardedDataset]:
-        return "dataset", GuardedDataset(self.dataset)
+    def _fetch(self, index: Any) -> Any:
+        dataset = GuardedDataset(self.dataset)
+        collate = GuardedCollate(self.collate_fn, self.policy, self.auto_collation, dataset.next_good)
+        guarded: Any = SimpleNamespace(**{**vars(self), "dataset": dataset, "collate_fn": collate})
+        return self.stock.fetch(guarded, index)
 
 
 class _GuardedIterableFetcher(_Guarded, fetch._IterableDatasetFetcher):
-    stock = fetch._IterableDatasetFetcher
+    """The policy has files checked where the dataset opens them, but an exception there ends its generator."""
 
-    def _samples(self) -> tuple[str, GuardedStream]:
-        stream = vars(self).get("guarded_stream")
-        if stream is None or stream.samples is not self.dataset_iter:
-            stream = self.guarded_stream = GuardedStream(self.dataset_iter, keeps_last=self.policy == "replace")
-            weakref.finalize(stream, place_openers().undo)
-        return "dataset_iter", stream
+    stock, advice = fetch._IterableDatasetFetcher, IN_A_STREAM
+
+    def _fetch(self, index: Any) -> Any:
+        return self.stock.fetch(self, index)
 
 
 _GUARDED = {kind.stock: kind for kind in (_GuardedMapFetcher, _GuardedIterableFetcher)}
 
 
 def guard_fetcher(fetcher: Any, policy: Policy) -> None:
-    """Makes one of torch's fetchers name broken files, or skip or replace their samples and return `PartialBatch`es."""
+    """Makes one of torch's fetchers name broken files; of samples by index also skip or replace them.
+
+    Their batches are then `PartialBatch`es.
+    """
     if type(fetcher) in _GUARDED:
         fetcher.__class__ = _GUARDED[type(fetcher)]
         fetcher.policy = policy
@@ -129,73 +112,6 @@ def guard_worker(policy: Policy) -> None:
     stock = _DatasetKind.create_fetcher
     if not hasattr(stock, "__wrapped__"):
         setattr(_DatasetKind, "create_fetcher", create_fetcher(stock))  # noqa: B010 - a method, to a type checker
-
-
-# --- functions that open images for a stream, while the image backend is off
-
-# Large enough for the checks of stock transforms, such as that a crop fits into the image.
-PLACEHOLDER_SIZE = (1024, 1024)
-_is_on = {"backend": False}
-_inside = threading.local()  # `an_opener`: whether the thread is inside a stand-in, which may call another one
-
-
-def set_backend(is_on: bool) -> None:
-    """Sets whether the image backend, which replaces the functions that open files, is on in this process."""
-    _is_on["backend"] = is_on
-
-
-def place_openers() -> Patches:
-    """Replaces the functions that open images by stand-ins; `undo()` of the result puts them back."""
-    patches = Patches()
-    patches.replace(importlib.import_module("PIL.Image"), "open", _or_placeholder)
-    if "torchvision.datasets.folder" in sys.modules:
-        patches.replace(sys.modules["torchvision.datasets.folder"], "pil_loader", _or_placeholder)
-    return patches
-
-
-def _or_placeholder(stock: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(stock)
-    def load(*args: Any, **kwargs: Any) -> Any:
-        is_inside = getattr(_inside, "an_opener", False)
-        if is_inside or _is_on["backend"] or not is_reading_stream():
-            return stock(*args, **kwargs)
-
-        def opened() -> Any:
-            image = stock(*args, **kwargs)
-            try:
-                image.load()
-            except BaseException:
-                image.close()
-                raise
-            return image
-
-        _inside.an_opener = True
-        try:
-            found = open_in_stream(opened)
-        finally:
-            _inside.an_opener = False
-        if not isinstance(found, BrokenFile):
-            return found
-        note_pixels(found)  # an ordinary image cannot report when its pixels are read
-        return importlib.import_module("PIL.Image").new("RGB", PLACEHOLDER_SIZE)
-
-    return load
-
-
-def open_in_stream(load: Callable[[], Any]) -> Any:
-    """Calls `load` for a guarded stream, which opens and decodes; returns the broken file, which is noted, if it fails.
-
-    An exception that came later, when the pixels are used, would end the stream.
-    """
-    note_opened()
-    try:
-        return load()
-    except Exception as error:
-        broken = broken_file(error, "")
-        if broken is None:
-            raise
-    note_placeholder(broken)
-    return broken
 
 
 # --- iterators

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from traceback import walk_tb
@@ -62,14 +62,25 @@ def broken_file(error: BaseException, sample: str) -> BrokenFile | None:
     return None
 
 
-def name_file(error: Exception) -> None:
-    """Adds the path of the broken file that caused an error as a note, unless its message says it."""
+# What is said of a broken file in an IterableDataset. `errors.py` knows it by its last words.
+IN_A_STREAM = (
+    "an exception ends the generator of an IterableDataset, so on_decode_error cannot leave this sample out: catch it "
+    "where the file is opened, in the dataset's own code"
+)
+
+
+def name_file(error: Exception, advice: str = "") -> None:
+    """Adds the path of the broken file that caused an error as a note, unless its message says it, and the advice."""
     broken = broken_file(error, "")
-    path = broken and (broken.path or _sample_of(error))
-    if not path:
+    if broken is None:
         return
-    text = f"file: {path}"
-    if path in str(error) or text in getattr(error, "__notes__", ()):
+    path = broken.path or _sample_of(error)
+    _add_once(error, f"file: {path}" if path and path not in str(error) else "")
+    _add_once(error, advice)
+
+
+def _add_once(error: Exception, text: str) -> None:
+    if not text or text in getattr(error, "__notes__", ()):
         return
     if get_worker_info() is not None and not hasattr(error, "add_note"):
         # Only the text of an error leaves a worker, and Python 3.10 writes no notes there.
@@ -151,8 +162,6 @@ class _OfThread(threading.local):
 
 _of_process: Policy = "raise"
 _of_thread = _OfThread()
-# Functions that are called when a thread gets another policy than the one that held for it before.
-when_one_is_set: list[Callable[[], None]] = []
 
 
 def current_policy() -> Policy:
@@ -172,12 +181,8 @@ def policy_of_thread(policy: Policy | None) -> Iterator[None]:
     if policy is None:
         yield
         return
-    is_new = policy != current_policy()
     before, _of_thread.policy = _of_thread.policy, policy
     try:
-        if is_new:
-            for call in when_one_is_set:
-                call()
         yield
     finally:
         _of_thread.policy = before

@@ -47,7 +47,8 @@ def set_image_backend(
         on_decode_error: for "device": what becomes of a DataLoader's samples whose files stock code cannot open or
             decode. "raise" is stock code's exception. Under "skip" the sample is dropped from its batch, and a batch
             of which nothing is left is left out. Under "replace" the next good sample of the batch stands in its
-            place, and where there is none, the next good one of the dataset. `decode_report()` lists the files.
+            place, and where there is none, the next good one of the dataset. `decode_report()` lists the files. An
+            `IterableDataset` raises under each of them: an error ends its generator.
 
     Raises:
         ValueError: an unknown name or policy, or one of the other arguments given for another backend than "device".

@@ -43,7 +43,7 @@ from torch_sink.image.core.first_batch import look_at_first
 from torch_sink.image.core.settings import Settings
 from torch_sink.image.handles import augmix
 from torch_sink.image.handles.array import ArrayImage, from_array, from_buffer
-from torch_sink.image.handles.file import OPERATORS, Operator, jpeg_factory, or_placeholder, pil_loader
+from torch_sink.image.handles.file import OPERATORS, Operator, jpeg_factory, pil_loader
 from torch_sink.image.handles.image import LazyPixels
 from torch_sink.image.handles.kept import keep_images_of
 from torch_sink.image.handles.tensor import HANDLES, Handle, LazyTensor, LazyTVImage
@@ -145,8 +145,6 @@ def _rows() -> Iterator[Row]:
         module = sys.modules["timm.data.auto_augment"]
         yield module, "ImageEnhance", stand_ins.image_enhance
         yield module, "ImageOps", stand_ins.image_ops
-    if damage.current_policy() != "raise":
-        yield PIL.Image, "open", around(or_placeholder)
 
 
 def _kernel_rows() -> Iterator[Row]:
@@ -306,7 +304,6 @@ def install(wanted: Settings) -> None:
             uninstall()
         raise
     registry.learn()
-    loaders.set_backend(True)
     settings.active, ArrayImage.unused = wanted, 0
 
 
@@ -321,17 +318,13 @@ def _fill_places() -> None:
 
 
 def _fill_new_places() -> None:
-    """Fill places that had no reason to be filled when the backend was set: a policy, or a library imported since."""
+    """Fill places of a library that was imported since the backend was set."""
     if _patches:
         _fill_places()
-
-
-damage.when_one_is_set.append(_fill_new_places)
 
 
 def uninstall() -> None:
     """Puts the stock objects back, and switches the backend off."""
     _patches.undo()
     damage.set_policy("raise")
-    loaders.set_backend(False)
     settings.active = None

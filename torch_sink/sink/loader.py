@@ -68,7 +68,8 @@ class SinkLoader(Generic[Batch]):
             place of `stats()`. None leaves it to `set_image_backend`; "raise" raises the error of the file. "skip"
             drops the sample, and leaves out a batch of which nothing is left, so that a pass may have fewer batches
             than `len()`. "replace" puts the next good sample of the batch in its place, and where there is none, the
-            next good one of the dataset. `stats()` counts them and lists path and reason.
+            next good one of the dataset. `stats()` counts them and lists path and reason. An `IterableDataset` raises
+            under each of them: an error ends its generator.
         timeout_seconds: longest wait for a batch of a worker.
         prefetch_next_epoch: begin the next pass while the last batches of this one are used, so that its first batches
             are ready in time. What the program changes between two passes then arrives one pass late. For loaders with

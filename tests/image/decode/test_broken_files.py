@@ -164,8 +164,6 @@ def test_draws_from_another_bit_generator_of_numpy(
     stock = drawn(lambda: stock_samples(Files(paths, loaded, shifted), 1, batch_size=16))
     expected = without_broken(stock) if policy == "skip" else [default_collate(replaced(batch)) for batch in stock]
     assert_same_batches(together, expected)
-    stream = drawn(lambda: batches(Stream(paths, opened, shifted), policy, batch_size=16))
-    assert_same_batches(stream, expected)
 
 
 def test_own_collate_functions_and_forms_of_samples(paths: list[Path]) -> None:
@@ -236,23 +234,12 @@ class InMemory(Files):
         return V1(Image.open(io.BytesIO(Path(self.paths[index]).read_bytes())).convert("RGB")), index
 
 
-class StreamInMemory(Stream):
-    def __init__(self, paths: list[Path]) -> None:
-        super().__init__(paths, loaded, V1)
-        self.files = InMemory(paths, loaded, V1)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_images_without_a_name_are_listed_by_their_sample(paths: list[Path], workers: int) -> None:
     files = [path for path in paths if path.is_file()]
     broken = [index for index, path in enumerate(files) if broken_reason(path) is not None]
     batches(InMemory(files, loaded, V1), "skip", batch_size=4, num_workers=workers)
     assert sorted(torch_sink.decode_report().files) == sorted(f"sample {index} of InMemory" for index in broken)
-    batches(StreamInMemory(files), "skip", batch_size=None, num_workers=workers)
-    names = [
-        f"sample {i // 2} of the stream of worker {i % 2}" if workers else f"sample {i} of a stream" for i in broken
-    ]
-    assert sorted(torch_sink.decode_report().files) == sorted(names)
 
 
 def test_the_fallback_report_shows_broken_files_as_well(paths: list[Path]) -> None:
@@ -265,13 +252,12 @@ def test_the_fallback_report_shows_broken_files_as_well(paths: list[Path]) -> No
 
 @pytest.mark.once_on_oldest
 @pytest.mark.parametrize("policy", ["skip", "replace"])
-@pytest.mark.parametrize("make", [Files, Stream])
-def test_a_pass_without_one_good_sample_is_an_error(tmp_path: Path, policy: str, make: Any) -> None:
+def test_a_pass_without_one_good_sample_is_an_error(tmp_path: Path, policy: str) -> None:
     """As where the folder is a wrong one."""
     missing = [tmp_path / f"{number}.jpg" for number in range(5)]
     for options in ({"batch_size": 2}, {"batch_size": None}, {"batch_size": 2, "num_workers": 1}):
         with pytest.raises(torch_sink.DecodeError, match=r"0\.jpg.*not one sample of this pass could be made"):
-            batches(make(missing, loaded, V1), policy, **options)
+            batches(Files(missing, loaded, V1), policy, **options)
 
 
 # --- switching

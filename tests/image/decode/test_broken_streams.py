@@ -1,9 +1,12 @@
-"""`on_decode_error` in iterable datasets: an exception would end their generators, so placeholders stand for broken files."""
+"""Broken files in iterable datasets: an error ends their generators, so it is raised and says where to catch it."""
 
 from __future__ import annotations
 
+import gc
+import io
 import os
-from collections.abc import Callable, Iterator
+import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,106 +16,101 @@ from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset
 
 import torch_sink
-from image.broken_files import (
-    COUNT,
-    JPEG,
-    OPENERS,
-    QUIET,
-    V1,
-    V2,
-    Files,
-    Stream,
-    assert_same_batches,
-    batches,
-    loaded,
-    pixels,
-)
+from image.broken_files import COUNT, OPENERS, QUIET, V1, V2, Stream, assert_same_batches, backend
+from torch_sink.damage.report import POLICIES
 
 pytestmark = [pytest.mark.halved, QUIET]
 
 
-def in_gray_and_alpha(image: Image.Image) -> torch.Tensor:
-    """A transform that falls back."""
-    return V1(image.convert("LA").convert("RGB"))
+def checked(path: str) -> Image.Image:
+    """Opens a file and finds out whether it can be decoded."""
+    image = Image.open(path).convert("RGB")
+    image.load()
+    return image
 
 
-@pytest.mark.parametrize(
-    ("workers", "opener", "transform"),
-    [
-        (0, "default_loader", V1),
-        (0, "default_loader", V2),
-        (0, "Image.open", V1),
-        (0, "Image.open", V2),
-        (0, "Image.open", pixels),
-        (0, "default_loader", in_gray_and_alpha),
-        (0, "open and Image.open", V1),
-        (2, "default_loader", V2),
-        (2, "Image.open", pixels),
-    ],
-)
-def test_streams(paths: list[Path], workers: int, opener: str, transform: Callable[[Any], Any]) -> None:
-    if opener.startswith("open "):  # what the user's own `open` raises ends the stream
-        paths = [path for path in paths if path.is_file()]
-    options = {"batch_size": None, "num_workers": workers}
+def said_of(error: BaseException) -> str:
+    return "\n".join([str(error), *getattr(error, "__notes__", ())])
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("opener", OPENERS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_error_says_where_to_catch_it(paths: list[Path], policy: str, opener: str, workers: int) -> None:
+    stream = Stream(paths, OPENERS[opener], V1)
+    with backend(policy):
+        with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever stock code raises for a file
+            list(DataLoader(stream, batch_size=4, num_workers=workers))
+        said = said_of(caught.value)
+        assert said.count("ends the generator of an IterableDataset") == 1
+        assert "on_decode_error='skip'" not in said
+        assert any(str(path) in said for path in paths)
+        assert not torch_sink.decode_report()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("transform", [V1, V2])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_generator_that_catches_it_goes_on(paths: list[Path], policy: str, transform: Any, workers: int) -> None:
+    options: dict[str, Any] = {"batch_size": 4, "num_workers": workers}
     torch.manual_seed(5)
-    expected = list(DataLoader(Stream(paths, OPENERS[opener], transform, goes_on=True), **options))
-    made = batches(Stream(paths, OPENERS[opener], transform), "skip", 5, **options)
-    if workers:  # a broken sample still takes its turn
-        made, expected = (sorted(samples, key=lambda sample: sample[1]) for samples in (made, expected))
-    assert_same_batches(made, expected)
-    assert torch_sink.decode_report().skipped == len(paths) - len(expected)
+    expected = list(DataLoader(Stream(paths, checked, transform, goes_on=True), **options))
+    with backend(policy):
+        torch.manual_seed(5)
+        assert_same_batches(list(DataLoader(Stream(paths, checked, transform, goes_on=True), **options)), expected)
+        assert not torch_sink.decode_report()
 
 
-def test_batches_of_a_stream_keep_their_other_samples(paths: list[Path]) -> None:
-    """Skipping does not fill them up, as for samples by index."""
-    by_index = batches(Files(paths, loaded, V1), "skip", batch_size=6)
-    assert_same_batches(batches(Stream(paths, loaded, V1), "skip", batch_size=6), by_index)
-    by_index = batches(Files(paths, loaded, V1), "replace", batch_size=12)
-    assert_same_batches(batches(Stream(paths, loaded, V1), "replace", batch_size=12), by_index)
-
-
-def test_a_stream_replaces_by_its_next_good_sample_and_at_its_end_by_the_last(paths: list[Path]) -> None:
-    good = [label for _, label in batches(Stream(paths, loaded, V1), "skip", batch_size=None)]
-    made = batches(Stream(paths, loaded, V1), "replace", batch_size=None)
-    assert [label for _, label in made] == [
-        min((other for other in good if other >= index), default=good[-1]) for index in range(COUNT)
-    ]
+@pytest.mark.parametrize("opener", OPENERS)
+@pytest.mark.parametrize("policy", ["skip", "replace"])
+def test_under_a_policy_files_are_checked_where_they_are_opened(paths: list[Path], policy: str, opener: str) -> None:
+    """So that a generator finds what stock code finds there, and without decoding anything."""
+    torch.manual_seed(5)
+    expected = list(DataLoader(Stream(paths, OPENERS[opener], V1, goes_on=True), batch_size=4))
+    with backend(policy):
+        torch.manual_seed(5)
+        assert_same_batches(list(DataLoader(Stream(paths, OPENERS[opener], V1, goes_on=True), batch_size=4)), expected)
 
 
 class Names(IterableDataset[Any]):
-    def __init__(self, paths: list[Path]) -> None:
-        self.paths = paths
+    """A stream without any image."""
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter([(os.fspath(path), index) for index, path in enumerate(self.paths)])
-
-
-class StreamOfNames(Names):
-    """Reads the files that a stream names."""
-
-    def __iter__(self) -> Iterator[Any]:
-        for path, index in DataLoader(Names(self.paths), batch_size=None):
-            yield V1(loaded(path)), index
+    def __iter__(self) -> Iterator[int]:
+        yield from range(COUNT)
+        raise FileNotFoundError(2, "No such file or directory", "shards/0003.tar")
 
 
-def test_a_stream_that_reads_another_one(paths: list[Path]) -> None:
-    expected = batches(Stream(paths, loaded, V1), "skip", batch_size=None)
-    made = batches(StreamOfNames(paths), "skip", batch_size=None)
-    assert [label for _, label in made] == [label for _, label in expected]
+def test_an_error_of_something_else_gets_no_advice() -> None:
+    with backend("skip"), pytest.raises(FileNotFoundError) as caught:
+        list(DataLoader(Names(), batch_size=None))
+    assert "IterableDataset" not in said_of(caught.value)
 
 
-def test_streams_that_hold_samples_back(paths: list[Path]) -> None:
-    """Placeholders are known by what they are, as long as nobody reads their pixels."""
-    expected = batches(Stream(paths, loaded, V1), "skip", batch_size=None)
-    held = batches(Stream(paths, loaded, V1, buffer=7), "skip", batch_size=None)
-    assert [label for _, label in held] == [label for _, label in expected]
+# An error leaves the archive open, until its frames are gone.
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_webdataset_goes_on_with_its_own_handler(paths: list[Path], policy: str, tmp_path: Path) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    with tarfile.open(tmp_path / "shard.tar", "w") as shard:
+        for number, path in enumerate(path for path in paths if path.is_file()):
+            for name, data in ((f"{number:03}.jpg", path.read_bytes()), (f"{number:03}.cls", f"{number}".encode())):
+                member = tarfile.TarInfo(name)
+                member.size = len(data)
+                shard.addfile(member, io.BytesIO(data))
 
+    def samples(handler: Any) -> list[Any]:
+        torch.manual_seed(5)
+        data = webdataset.WebDataset(os.fspath(tmp_path / "shard.tar"), shardshuffle=False, empty_check=False)
+        stream = data.decode("pil", handler=handler).to_tuple("jpg", "cls").map_tuple(V1, int)
+        return list(DataLoader(stream, batch_size=None))
 
-@pytest.mark.parametrize("is_broken", [lambda index: index == 2, lambda index: index > 8], ids=["at first", "later"])
-def test_pixels_read_by_a_stream_that_holds_samples_back(tmp_path: Path, is_broken: Callable[[int], bool]) -> None:
-    """Which sample is broken cannot be told: no good one is dropped in its place, and no black image delivered."""
-    files = [tmp_path / f"{index}.jpg" for index in range(20)]
-    for index, path in enumerate(files):
-        path.write_bytes(JPEG[0][: 400 if is_broken(index) else None])
-    with pytest.raises(torch_sink.DecodeError, match="cannot be told: catch the error there"):
-        batches(Stream(files, loaded, pixels, buffer=7), "skip", batch_size=None)
+    expected = samples(webdataset.ignore_and_continue)
+    assert 0 < len(expected) < COUNT
+    with backend(policy):
+        assert_same_batches(samples(webdataset.ignore_and_continue), expected)
+        with pytest.raises(Exception):  # noqa: B017, PT011 - as in stock code
+            samples(webdataset.reraise_exception)
+    gc.collect()

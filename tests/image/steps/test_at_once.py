@@ -14,7 +14,7 @@ import torch
 from call_path import count_calls
 from PIL import Image
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
@@ -212,46 +212,6 @@ def test_unknown_keywords_raise(container: Any, image: Image.Image, at_once: Non
         with pytest.raises(TypeError, match="unexpected keyword argument 'foo'"):
             container(image, foo=1)
         container(image)
-
-
-class Blends:
-    """A transform that opens a second image, the 31st time a broken file."""
-
-    def __init__(self, folder: Path) -> None:
-        self.calls, self.good, self.broken = 0, folder / "good.jpg", folder / "broken.jpg"
-        self.good.write_bytes(encoded(30, 31, 1))
-        self.broken.write_bytes(broken_table())
-
-    def __call__(self, sample: Any) -> Any:
-        self.calls += 1
-        second = Image.open(self.broken if self.calls == 31 else self.good).convert("RGB")
-        if isinstance(sample, dict):
-            return {**sample, "image": Image.blend(sample["image"], second.resize(sample["image"].size), 0.5)}
-        return Image.blend(sample, second.resize(sample.size), 0.5)
-
-
-class Stream(IterableDataset[Any]):
-    """What a transform makes of images in memory, as dicts or alone."""
-
-    def __init__(self, transform: Callable[[Any], Any], is_dict: bool) -> None:
-        self.transform, self.is_dict = transform, is_dict
-
-    def __iter__(self) -> Iterator[Any]:
-        for seed in range(40):
-            yield self.transform({"image": photo(seed), "label": seed} if self.is_dict else photo(seed))
-
-
-@pytest.mark.parametrize("is_dict", [False, True])
-@pytest.mark.parametrize("workers", [0, 1])
-def test_streams_keep_their_policy_for_files_that_transforms_open(is_dict: bool, workers: int, tmp_path: Path) -> None:
-    module: Any = v2 if is_dict else v1
-    transform = module.Compose([Blends(tmp_path), module.Resize((8, 8)), module.PILToTensor()])
-    options: dict[str, Any] = {"batch_size": 4, "num_workers": workers}
-    options["multiprocessing_context"] = "fork" if workers else None
-    with torch_sink.image_backend("device", device="cpu", on_decode_error="skip"):
-        batches = list(DataLoader(Stream(transform, is_dict), **options))
-        assert [Path(file).name for file in torch_sink.decode_report().files] == ["broken.jpg"]
-    assert sum(len(each["image"] if is_dict else each) for each in batches) == 39
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -14,8 +14,7 @@ import torch
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
-from torch_sink.damage.report import BrokenFile, current_policy
-from torch_sink.damage.samples import note_pixels
+from torch_sink.damage.report import current_policy
 from torch_sink.errors import DecodeError
 from torch_sink.image.core import settings, uses
 from torch_sink.image.core.fallback import executing
@@ -156,27 +155,6 @@ class FinishedSource(NamedTuple):
 
     def decode(self) -> torch.Tensor:
         return self.tensor
-
-
-class BrokenSource(NamedTuple):
-    """Stands in a stream for a file that cannot be opened or decoded, until its sample is left out."""
-
-    broken_file: BrokenFile
-    size: tuple[int, int]  # (width, height) in pixels, made up
-    mode: str = "RGB"
-
-    @property
-    def path(self) -> str:
-        return self.broken_file.path
-
-    def decode(self) -> Image.Image:
-        """Black pixels, with which stock code can finish the sample.
-
-        Raises:
-            DecodeError: outside of a stream, where they could be taken for an image's.
-        """
-        note_pixels(self.broken_file)
-        return Image.new(self.mode, self.size)
 
 
 Source = EncodedSource | PixelSource | FinishedSource

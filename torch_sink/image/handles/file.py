@@ -23,9 +23,6 @@ from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 from torchvision.io import ImageReadMode
 
-from torch_sink.damage.loaders import PLACEHOLDER_SIZE, open_in_stream
-from torch_sink.damage.report import BrokenFile
-from torch_sink.damage.samples import is_reading_stream
 from torch_sink.image.core import settings, uses
 from torch_sink.image.core.fallback import executing, image_of, is_executing, ledger, report_fallback
 from torch_sink.image.core.ops import Op, replay
@@ -33,7 +30,6 @@ from torch_sink.image.decode import proof
 from torch_sink.image.decode.jpeg_header import START_OF_IMAGE
 from torch_sink.image.decode.source import (
     IN_MEMORY,
-    BrokenSource,
     EncodedSource,
     PixelSource,
     encoded_source,
@@ -165,30 +161,9 @@ def jpeg_factory(stock: Callable[..., Any], fp: Any, filename: Any = None) -> An
     return image
 
 
-def or_placeholder(load: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What `load` returns; for a broken file a placeholder, in a stream that skips or replaces broken files."""
-    if is_executing() or not is_reading_stream():
-        return load(*args, **kwargs)
-
-    def load_at_once() -> Any:
-        image = load(*args, **kwargs)
-        if not isinstance(image, LazyPixels):
-            with executing():
-                image.load()
-        return image
-
-    found = open_in_stream(load_at_once)
-    if not isinstance(found, BrokenFile):
-        return found
-    source: Any = BrokenSource(found, PLACEHOLDER_SIZE)
-    placeholder = LazyImage(source, (), PLACEHOLDER_SIZE, "RGB")
-    placeholder.__dict__["info"] = {}
-    return placeholder
-
-
 def pil_loader(stock: Callable[..., Any], path: Any) -> Image.Image:
     """For `torchvision.datasets.folder.pil_loader`."""
-    return or_placeholder(_loaded, stock, path)
+    return _loaded(stock, path)
 
 
 def _is_open_replaced() -> bool:

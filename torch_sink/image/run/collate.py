@@ -13,7 +13,7 @@ from torchvision.tv_tensors import _torch_function_helpers as return_types
 from torch_sink.errors import DecodeError
 from torch_sink.image.core import settings, uses
 from torch_sink.image.core.arguments import parsed_to
-from torch_sink.image.decode.source import BrokenSource, EncodedSource, FinishedSource
+from torch_sink.image.decode.source import EncodedSource, FinishedSource
 from torch_sink.image.handles.tensor import HANDLES, RECORDED, Handle, LazyTVImage, finished_handle, recorded
 from torch_sink.image.program.block import collated_tensor
 from torch_sink.image.run.batch import LazyBatch, program_of
@@ -31,8 +31,8 @@ def collate_handles(handles: Sequence[Any], **_: Any) -> torch.Tensor:
         return collate_tensor_fn([item.materialize() if isinstance(item, Handle) else item for item in handles])
     active = settings.settled()
     at_once = active is None or active.executes_at_once
-    is_mixed, files = at_once and not set(map(type, handles)) <= {*HANDLES}, (EncodedSource, BrokenSource)
-    if is_mixed and not any(isinstance(getattr(item, "lazy_source", None), files) for item in handles):
+    is_mixed = at_once and not set(map(type, handles)) <= {*HANDLES}
+    if is_mixed and not any(isinstance(getattr(item, "lazy_source", None), EncodedSource) for item in handles):
         return collate_tensor_fn([item.materialize() if isinstance(item, Handle) else item for item in handles])
     items = [_packable(item, at_once) for item in handles]
     shape, dtype = items[0].lazy_shape, items[0].lazy_dtype
@@ -77,8 +77,6 @@ def _packable(item: Any, at_once: bool) -> Any:
     """
     if not isinstance(item, Handle):
         return finished_handle(item)
-    if isinstance(item.lazy_source, BrokenSource):
-        return finished_handle(item.materialize())
     if item.is_recording and not (at_once and item.lazy_was_collated):
         return item
     return finished_handle(item.materialize())

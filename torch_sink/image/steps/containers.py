@@ -15,7 +15,6 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from torch_sink.common import reference
-from torch_sink.damage.samples import READING
 from torch_sink.image.core import settings
 from torch_sink.image.core.fallback import MUTED, count_dispatch_modes, count_function_modes, ledger
 from torch_sink.image.core.ops import VALUE_CALLS
@@ -66,13 +65,13 @@ _ALWAYS_RECORDED = {getattr(module, name, None) for module in (v1, v2) for name 
 def _run(transforms: Sequence[Any], image: Any) -> Any:
     """Runs a container's transforms on a Pillow image; on one in memory as stock code up to one that always falls back.
 
-    What comes before that is not recorded, except in streams that skip or replace broken files: see `sampled`.
+    What comes before that is not recorded.
     """
     for at, transform in enumerate(transforms if _habits else ()):
         habit = _habits.get(id(transform))
         if habit is not None:
             # Whether the image could be recorded, but need not be.
-            is_tried = habit.times < _IN_A_ROW or not habit.times % _TRIED_AGAIN or ledger.strict or READING.is_on
+            is_tried = habit.times < _IN_A_ROW or not habit.times % _TRIED_AGAIN or ledger.strict
             is_plain = type(image) in ORDINARY and image.mode in RECORDED_MODES and 0 not in image.size
             if is_tried or not is_plain or MUTED.depth or count_function_modes() or count_dispatch_modes():
                 break
@@ -137,8 +136,7 @@ def sampled(record: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callab
 
     Without a device, recording an image in memory only tells what a device would do, unless a batch gains by it, which
     converts and normalizes many as a whole, or steps are faster. It is done for the first samples and then at times,
-    and for all with `strict`. Others are made in stock code; the report counts what it said of the recorded ones. In
-    streams that skip or replace broken files all are recorded: stock code does not guard files that transforms open.
+    and for all with `strict`. Others are made in stock code; the report counts what it said of the recorded ones.
     """
 
     def make(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -148,7 +146,7 @@ def sampled(record: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callab
                 return stock(transform, *inputs, **kwargs)
             active = settings.active
             is_here = active is not None and active.device == "cpu" and not (active.interpreted or ledger.strict)
-            if kwargs or not is_here or READING.is_on or not _are_in_memory(inputs):
+            if kwargs or not is_here or not _are_in_memory(inputs):
                 return record(stock, transform, *inputs, **kwargs)
             samples = _samples.get(id(transform)) or _samples.setdefault(id(transform), _Samples(transform))
             samples.count = count = samples.count + 1
