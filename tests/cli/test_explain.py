@@ -96,6 +96,10 @@ def of_its_own(image):
     return torch.zeros(3, 8, 8)
 
 empty = torch.utils.data.TensorDataset(torch.zeros(0, 3))
+too_few = DataLoader(torch.utils.data.TensorDataset(torch.zeros(3, 3)), 9, drop_last=True)
+
+def make_sink():
+    return torch_sink.SinkLoader(make_loader(), on_decode_error="skip")
 """
 
 
@@ -158,12 +162,10 @@ def test_the_command_explains_a_users_transform(folder: Path) -> None:
     assert "none: every transform can run on the GPU" in printed
     assert f"Launches of a batch: {launches_of(batch).total()} (" in printed
     read, handed_over = encoded_bytes(folder) / FILES, batch.program.packed.blob.nbytes / FILES
-    assert f"it reads {read:,.0f} bytes of its file and hands over {handed_over:,.0f} bytes an image\n" in printed
-    cost = number(r"an image costs it ([\d,]+) us of CPU time", printed)
-    assert number(r"it makes ([\d,]+) images a second at most", printed) == pytest.approx(1e6 / cost, rel=0.02)
-    said = re.search(r"a data worker here ([\d.]+) ms\s+recorded", printed)
-    assert said is not None
-    assert 1000 * float(said[1]) == pytest.approx(cost, abs=0.6)
+    assert f"it reads {read:,.0f} bytes of its file and hands over {handed_over:,.0f} bytes a sample\n" in printed
+    cost = number(r"a sample costs it ([\d.]+) ms of CPU time", printed)
+    assert number(r"it makes ([\d,]+) images a second at most", printed) == pytest.approx(1e3 / cost, rel=0.02)
+    assert number(r"a data worker here ([\d.]+) ms\s+recorded", printed) == cost
 
 
 @pytest.mark.usefixtures("unmeasured")
@@ -249,6 +251,17 @@ def test_what_stock_code_cannot_do_is_not_compared(folder: Path) -> None:
     assert found.worker.seconds > 0
 
 
+def test_the_policy_of_a_sink_loader_holds_and_stock_s_error_takes_a_line(folder: Path) -> None:
+    """Also where it is the error of a data worker."""
+    (folder / "photos" / "one" / "0.jpg").write_bytes(b"no image")
+    found = explain.explain(open_pipeline("train:make_sink", None), "cuda")
+    assert found.beside_stock.startswith("Stock code cannot be measured beside it: train:make_sink raised ")
+    assert "photos/one/0.jpg" in found.beside_stock
+    assert not re.search(r"Traceback|File \"|\^\^|\n", found.beside_stock)
+    with pytest.raises(ValueError, match=r"photos/one/0\.jpg"):
+        explain.explain(open_pipeline("train:make_loader", None), "cuda")
+
+
 def test_every_reason_has_a_remedy() -> None:
     page = (ROOT / "docs" / "troubleshooting.md").read_text()
     table = page.partition("## Reasons in the fallback report")[2].partition("\n## ")[0]
@@ -297,6 +310,7 @@ def test_on_the_cpu_workers_make_the_pixels(folder: Path, monkeypatch: pytest.Mo
         ("train:transform", "photos", FILES, Images),
         ("train:layers", "photos", FILES, Images),
         ("train:make_loader", None, 4, dict),
+        ("train:make_sink", None, 4, dict),
         ("train:make_dataset", None, FILES, list),
         ("train:Photos", None, FILES, list),
         ("train:Stream", None, FILES, list),
@@ -327,12 +341,13 @@ MISTAKES = {
     "explain photos --pipeline train.py:transfrom": r"train.py has no `transfrom` when it is imported: it has transform",
     "explain photos --pipeline broken:transform": r"ModuleNotFoundError: No module named 'no_such_module_of_mine' \(broken.py, line 1\)",
     "explain photos --pipeline train:transfrom": r"train.py has no `transfrom` when it is imported: it has transform",
-    "explain photos --pipeline train:SIZE": r"train:SIZE is of type int; name a transform, .* a Dataset or a DataLoader",
+    "explain photos --pipeline train:SIZE": r"train:SIZE is of type int; name a transform, .* a Dataset, a DataLoader or a SinkLoader",
     "explain photos --pipeline train:Folder": r"train:Folder is a class that needs arguments; name a transform, .* or a function that returns one",
+    "explain --pipeline train:too_few": r"train:too_few gives no batch: give .*; with drop_last=True a batch needs 9 of them",
     "explain photos --pipeline train:fail": r"train:fail raised KeyError: 'no such label' \(train.py, line 24\)",
     "explain photos --pipeline train:Image.open": r"raised .*it got an image; a function that makes a dataset takes no parameters",
     "explain photos --pipeline train:layers": r"found <class '.*Image'>.*end its transform with transforms.ToTensor\(\)",
-    "explain --pipeline train:empty": r"train:empty gives no samples; give a dataset that has some",
+    "explain --pipeline train:empty": r"train:empty gives no batch: give a dataset that has samples\n",
     "explain photos --device h200": r"device 'h200' is not known; \"cuda\" says what happens where a GPU makes the pixels",
     "explain photos --workers 0": r"--workers 0 make no batches; give 1 or more",
     "explain photos --batch-size 0": r"a batch of 0 images cannot be made; give --batch-size 1 or more",

@@ -93,7 +93,7 @@ def test_a_plain_loop_runs_as_without(
     launches = next(part.title for part in command.report_of(found).parts if "Launches" in part.title)
     for line in (launches, "none: every transform can run on the GPU", f"float32 [3, 3, {SIDE}, {SIDE}]"):
         assert line in printed
-    assert re.search(r"an image costs it [\d,]+ us of CPU time", printed)
+    assert re.search(r"a sample costs it [\d.]+ ms of CPU time", printed)
 
 
 @pytest.mark.usefixtures("unmeasured")
@@ -134,6 +134,23 @@ def test_loaders_of_torchdata_and_those_in_sink_loaders(folder: Path, capsys: py
     assert printed.count("Pipeline StatefulDataLoader of ImageFolder\n") == printed.count("read once in this run") == 2
     for size in (2, 3):
         assert f"float32 [{size}, 3, {SIDE}, {SIDE}]" in printed
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_the_policy_of_a_sink_loader_and_the_first_loaders(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = folder / "one" / "broken.jpg"
+    broken.write_bytes(b"no image")
+    try:
+        with torch_sink.explain("cuda"):
+            for _ in range(6):
+                with torch_sink.SinkLoader(loader_of(folder), on_decode_error="skip") as loader:
+                    assert sum(len(labels) for _, labels in loader) == FILES
+    finally:
+        broken.unlink()
+    printed = capsys.readouterr().out
+    assert printed.count("Pipeline DataLoader of ImageFolder\n") == 4
+    assert printed.endswith("\nand 2 more loaders\n")
+    assert "cannot be looked at" not in printed
 
 
 def test_the_report_leaves_the_counts_of_the_run_alone(folder: Path) -> None:

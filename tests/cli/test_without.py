@@ -86,7 +86,7 @@ def test_what_cannot_be_measured_is_said(transform: Any, photos: Path) -> None:
     found = explain.explain(pipeline_of(transform, photos), "cuda")
     assert found.fallbacks
     assert found.cost is None
-    assert "Their cost cannot be measured apart" in explain.report_of(found).as_text()
+    assert "What they cost cannot be measured by itself" in explain.report_of(found).as_text()
 
 
 @pytest.mark.usefixtures("unmeasured")

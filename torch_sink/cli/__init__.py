@@ -27,7 +27,7 @@ EXAMPLES = """examples:
 """
 PIPELINE = """--pipeline train.py:NAME is NAME of that file; train:NAME is NAME of that module, here or on PYTHONPATH:
   a transform, or a function of one image   it gets the images of DIR
-  a Dataset or a DataLoader                 it brings its own images, DIR can be left out
+  a Dataset, a DataLoader or a SinkLoader   it brings its own images, DIR can be left out
   a function or class without parameters    it is called, and gives one of these
   a dict or a list of these                 write which one: --pipeline 'train:loaders[val]'
 The file is read before it is imported: one that trains when imported is not.
@@ -201,12 +201,12 @@ def make_parser() -> argparse.ArgumentParser:
         command.set_defaults(command=run)
         return command
 
-    def add_with_pipeline(run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+    def add_with_pipeline(run: Callable[[argparse.Namespace], int], workers: str) -> argparse.ArgumentParser:
         command = add(run, PIPELINE)
         command.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="images, at any depth")
         about = "file.py:name or module:name of your own, or a built-in one (default: %(default)s)"
         command.add_argument("--pipeline", default="v1 train", metavar="NAME", help=about)
-        command.add_argument("--workers", type=int, metavar="N", help="data workers (default: as the DataLoader has)")
+        command.add_argument("--workers", type=int, metavar="N", help=f"data workers (default: {workers})")
         return command
 
     add(run_doctor)
@@ -214,13 +214,13 @@ def make_parser() -> argparse.ArgumentParser:
     about = "show those whose name contains one of these, in upper or lower case (default: all)"
     command.add_argument("names", nargs="*", metavar="NAME", help=about)
 
-    command = add_with_pipeline(run_explain)
+    command = add_with_pipeline(run_explain, "as the DataLoader has, else one for each core")
     about = "where the pixels would be made: cuda, which this machine need not have, or cpu (default: what it has)"
     command.add_argument("--device", metavar="NAME", help=about)
     about = "of anything but a DataLoader (default: 64)"
     command.add_argument("--batch-size", type=int, default=64, metavar="N", help=about)
 
-    command = add_with_pipeline(run_bench)
+    command = add_with_pipeline(run_bench, "as the DataLoader has, else 2")
     command.add_argument("--quick", action="store_true", help="rough figures in half a minute")
     for option, suffix, what in (("--json", "json", "every figure"), ("--picture", "png", "the answer as a picture")):
         name, about = Path(f"torch_sink_bench.{suffix}"), f"{what} (default: %(default)s)"

@@ -1,7 +1,7 @@
 """The command `explain`: recorded operations, launches and fallbacks of a pipeline, and what a data worker costs here.
 
 Operations, launches and bytes are counted in one recorded batch, and the data worker is measured. Nothing is said about
-the time of a GPU: `bench` measures it where there is one.
+the time of a GPU, which nobody has seen here: `bench` measures images a second end to end.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from torch_sink.image.run.collate import collate_handles
 CPU, GPU = "cpu", "cuda"
 MEASURED_IMAGES = 64  # in each round
 _MOST_SHOWN = 8  # lines of a plan, and shapes
+_ON_A_GPU = 'explain for "cuda" shows'  # `--device cuda`, or `torch_sink.explain("cuda")`
 _NOTHING = "nothing, "  # begins a remedy where nothing has to be done
 # Part of a reason in the fallback report -> what to do.
 REMEDIES = {
@@ -107,7 +108,7 @@ def explain(pipeline: Pipeline, device: str | None = None, workers: int | None =
     count = next(given for given in (workers, pipeline.workers or None, cores) if given is not None)
     if count < 1:
         raise ValueError(f"--workers {count} make no batches; give 1 or more")
-    policy = current_policy()  # that of the process, inside `with torch_sink.explain():`
+    policy = pipeline.policy or current_policy()  # that of the process, inside `with torch_sink.explain():`
     with step("Recording a batch"), torch_sink.image_backend("device", device="meta", on_decode_error=policy):
         seed_everything(0)
         images, _, batch = next(pipeline.batches())
@@ -221,9 +222,12 @@ def _recorded_part(found: Explained) -> Table:
 def _launches_part(found: Explained) -> Table:
     counts = sum(map(launches_of, found.batches), Counter[str]())
     if found.device == CPU or not counts:
-        instead = ". --device cuda shows what a GPU would run." if found.batches else "."
+        instead = f". {_ON_A_GPU} what a GPU would run." if found.batches else "."
         return lines_of("Launches of a batch: 0", [f"none: workers make the pixels, in stock code{instead}"])
-    lines = _some([line for batch in found.batches for line in str(batch.plan).splitlines()[1:]])
+    lines: list[str] = []
+    for number, batch in enumerate(found.batches, 1):
+        lines += [f"image {number} of each sample:"] * (len(found.batches) > 1) + str(batch.plan).splitlines()[1:]
+    lines = _some(lines)
     listed = ", ".join(f"{count} {name}" for name, count in counts.items())
     return lines_of(f"Launches of a batch: {counts.total()} ({listed})", lines)
 
@@ -263,8 +267,8 @@ def _worker_part(found: Explained) -> Table:
     read = "" if bytes_read is None else f"reads {bytes_read:,.0f} bytes of its file and "
     together = f"{found.at_once} of them, each with a core, make" if found.at_once > 1 else "it makes"
     lines = [
-        f"an image costs it {1e6 * seconds:,.0f} us of CPU time: the dataset, the batch, and handing it over",
-        f"it {read}hands over {bytes_handed_over:,.0f} bytes an image",
+        f"a sample costs it {1e3 * seconds:,.3f} ms of CPU time: the dataset, the batch, and handing it over",
+        f"it {read}hands over {bytes_handed_over:,.0f} bytes a sample",
         f"{together} {found.images_per_second:,.0f} images a second at most",
     ]
     return lines_of(f"A data worker, measured here ({cpu_name()})", lines)
@@ -279,7 +283,7 @@ def _verdict(found: Explained) -> str:
     if _are_costly(found.fallbacks):
         advice = "Fix the fallbacks first: they, and everything before them, run on the CPU."
     elif found.device == CPU:
-        advice = "A GPU takes this work from them: --device cuda shows what is left."
+        advice = f"A GPU takes this work from them: {_ON_A_GPU} what is left."
     return f"{most} {advice} {found.beside_stock}"
 
 

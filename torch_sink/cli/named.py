@@ -125,7 +125,16 @@ def said_by(name: str, error: BaseException, advice: str) -> str:
     own = [frame for frame in frames if not _LIBRARIES.search(frame.filename)]
     place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
     notes = getattr(error, "__notes__", ()) or (advice,)
-    return f"{name} raised {type(error).__name__}: {error}{place}; {'; '.join(notes)}"
+    return f"{name} raised {type(error).__name__}: {_without_traceback(str(error))}{place}; {'; '.join(notes)}"
+
+
+def _without_traceback(said: str) -> str:
+    """The message of an error; of one from a data worker, without the traceback that stands in it."""
+    lines = said.splitlines()
+    if len(lines) < 2 or not lines[1].startswith("Original Traceback"):
+        return said
+    last = max(at for at, line in enumerate(lines) if at == 1 or line[:1].isspace())  # of the traceback
+    return "; ".join(lines[last + 1 :]) or lines[0]
 
 
 # --- before the import

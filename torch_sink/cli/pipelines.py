@@ -19,13 +19,17 @@ from torchvision.transforms import v2
 from torch_sink.cli.image_files import MOST_LOOKED_AT, ImageFiles, look_at
 from torch_sink.cli.named import ELSEWHERE_TOO, named, said_by
 from torch_sink.cli.progress import step
+from torch_sink.damage.report import Policy
 from torch_sink.errors import SinkError
+from torch_sink.sink.loader import SinkLoader
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CROP, RESIZE = 224, 256
 JITTER = (0.4, 0.4, 0.4, 0.1)
 _GOT_AN_IMAGE = "it got an image; a function that makes a dataset takes no parameters"
-_WHAT_IS_ALLOWED = "a transform, a function of an image, a Dataset or a DataLoader, or a function that returns one"
+_WHAT_IS_ALLOWED = (
+    "a transform, a function of an image, a Dataset, a DataLoader or a SinkLoader, or a function that returns one"
+)
 
 
 def _train(module: Any, *augmentations: Callable[[Any], Any]) -> Any:
@@ -98,6 +102,7 @@ class Pipeline(NamedTuple):
     batching: dict[str, Any]  # arguments of `DataLoader`, with a `Counted` collate function
     workers: int | None = None  # number of workers of the user's loader
     files: ImageFiles | None = None  # of the folder, where the dataset is made of one
+    policy: Policy | None = None  # of the SinkLoader that reads the loader; None for that of the image backend
 
     def loader(self, workers: int, **options: Any) -> DataLoader[Any]:
         """A new loader; `options` are those of `DataLoader`."""
@@ -124,7 +129,10 @@ class Pipeline(NamedTuple):
         except Exception as error:  # raised by the user's code
             advice = _GOT_AN_IMAGE if isinstance(self.dataset, Images) else ELSEWHERE_TOO
             raise ValueError(said_by(self.name, error, advice)) from error
-        raise ValueError(f"{self.name} gives no samples; give a dataset that has some")
+        sampler = self.batching.get("batch_sampler")
+        needed = getattr(sampler, "batch_size", None) if getattr(sampler, "drop_last", False) else None
+        whole = f"; with drop_last=True a batch needs {needed} of them" if needed else ""
+        raise ValueError(f"{self.name} gives no batch: give a dataset that has samples{whole}")
 
 
 def open_pipeline(name: str, folder: str | Path | None, batch_size: int = 64) -> Pipeline:
@@ -132,9 +140,9 @@ def open_pipeline(name: str, folder: str | Path | None, batch_size: int = 64) ->
 
     Args:
         name: one of `PIPELINES`, or "file.py:attribute" or "module:attribute": a transform or function for the images
-            of the folder, a Dataset, a DataLoader, or a class or function without parameters that returns one of these.
-            Modules of the current folder can be imported. "module:attribute[key]" is a member of a dict or a list of
-            these.
+            of the folder, a Dataset, a DataLoader, a SinkLoader, or a class or function without parameters that returns
+            one of these. Modules of the current folder can be imported. "module:attribute[key]" is a member of a dict
+            or a list of these.
         folder: contains images, at any depth; None if the pipeline has a dataset.
         batch_size: ignored for a DataLoader.
 
@@ -146,8 +154,11 @@ def open_pipeline(name: str, folder: str | Path | None, batch_size: int = 64) ->
     if batch_size < 1:
         raise ValueError(f"a batch of {batch_size} images cannot be made; give --batch-size 1 or more")
     found: Any = named(name) if ":" in name else build_pipeline(name)
+    policy = None
+    if isinstance(found, SinkLoader):
+        found, policy = found.loader, found._opener.policy
     if isinstance(found, DataLoader):
-        return pipeline_of(name, found)
+        return pipeline_of(name, found, policy)
     batching: dict[str, Any] = {"batch_size": batch_size, "collate_fn": Counted(default_collate, is_batch=True)}
     if isinstance(found, Dataset) or (hasattr(found, "__getitem__") and not callable(found)):
         return Pipeline(name, found, {**batching, "shuffle": not isinstance(found, IterableDataset) and len(found) > 0})
@@ -165,15 +176,15 @@ def open_pipeline(name: str, folder: str | Path | None, batch_size: int = 64) ->
     return Pipeline(name, Images(files.sound, found), batching, files=files)
 
 
-def pipeline_of(name: str, loader: DataLoader[Any]) -> Pipeline:
-    """The pipeline of a loader, which is not read itself."""
+def pipeline_of(name: str, loader: DataLoader[Any], policy: Policy | None = None) -> Pipeline:
+    """The pipeline of a loader, which is not read itself; `policy` is that of the SinkLoader around it."""
     is_batch = loader.batch_size is not None or loader.batch_sampler is not None
     batching: dict[str, Any] = {"collate_fn": Counted(loader.collate_fn, is_batch)}
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         batching |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
     else:
         batching["batch_sampler"] = loader.batch_sampler
-    return Pipeline(name, loader.dataset, batching, loader.num_workers)
+    return Pipeline(name, loader.dataset, batching, loader.num_workers, policy=policy)
 
 
 def find_images(folder: str | Path) -> list[Path]:

@@ -25,6 +25,7 @@ from torch_sink.common.random_state import (
     set_global_draws,
 )
 from torch_sink.common.ranks import speaks
+from torch_sink.damage.report import Policy
 from torch_sink.image.core.fallback import ledger
 from torch_sink.sink.openers import DataLoaderOpener
 
@@ -39,9 +40,10 @@ def explain(device: str | None = None) -> AbstractContextManager[None]:
 
     Put `with torch_sink.explain():` around a loop over a DataLoader or a SinkLoader, or around `loop.run(...)`, with
     the image backend on or off. The code inside runs unchanged. At the end, or after Ctrl-C, this prints a report on
-    each DataLoader that was read inside, as `python -m torch_sink explain` does: recorded operations, launches,
-    fallbacks with their remedies, and what a data worker costs here. For the report, at least 128 samples of each
-    loader are made again in a data worker and measured. Random generators are restored, except those inside a dataset.
+    each of the first four DataLoaders that were read inside, as `python -m torch_sink explain` does: recorded
+    operations, launches, fallbacks with their remedies, and what a data worker costs here. For the report, a data
+    worker makes batches of each loader again: six times four batches to warm up, and then at least 64 samples. Random
+    generators are restored, except those inside a dataset.
 
     Args:
         device: where the pixels would be made: "cuda" for a GPU, which this machine need not have, or "cpu". Default:
@@ -85,6 +87,7 @@ class _Watch:
 
     def __init__(self) -> None:
         self.loaders: dict[int, Any] = {}
+        self.policies: dict[int, Policy | None] = {}  # of the SinkLoaders that read them
         self.passes: Counter[int] = Counter()
         self.backends: set[str] = set()
         self.before = ledger.folder, ledger.total()[0]
@@ -107,6 +110,7 @@ class _Watch:
                     if outermost:
                         loader = owner.loader if isinstance(owner, DataLoaderOpener) else owner
                         self.loaders[id(loader)] = loader
+                        self.policies[id(loader)] = getattr(owner, "policy", None)
                         self.passes[id(loader)] += 1
                         self.backends.add(torch_sink.get_image_backend())
                     return stock(owner)
@@ -134,7 +138,8 @@ class _Watch:
             self.is_inside = True  # loaders are read for the report from here on
             loaders = [*self.loaders.values()]
             parts = [self._look(loader, device) for loader in loaders[:_MOST_LOADERS]]
-        more = [f"and {len(loaders) - _MOST_LOADERS} more loaders"] if len(loaders) > _MOST_LOADERS else []
+        left = len(loaders) - _MOST_LOADERS
+        more = [f"and {left} more loader{'s' * (left > 1)}"] if left > 0 else []
         return "\n\n".join([f"{run.title}\n{run.as_text()}", *parts, *more])
 
     def _look(self, loader: Any, device: str | None) -> str:
@@ -142,7 +147,7 @@ class _Watch:
         draws, generators = global_draws(), find_generators(loader)
         states = generator_states(generators)
         try:
-            report = command.report_of(command.explain(pipeline_of(name, loader), device))
+            report = command.report_of(command.explain(pipeline_of(name, loader, self.policies[id(loader)]), device))
             passes = self.passes[id(loader)]
             about = [*report.about, f"read {'once' if passes == 1 else f'{passes} times'} in this run"]
             return report._replace(about=about).as_text()

@@ -28,6 +28,7 @@ from torch_sink.errors import SinkError
 from torch_sink.image.backend import Backend
 from torch_sink.image.core.fallback import ledger, name_of
 
+_NO_DIFFERENCE = 0.05  # in a few rounds, the CPU time of equal work differs by as much
 WARM_UP_BATCHES = 4  # the first ones of a worker do not count: they fill caches, and make memory that is used again
 _NOTE = (
     "CPU time of a data worker of a plain DataLoader: median of the rounds (least to most). stock: without torch_sink. "
@@ -173,13 +174,13 @@ def said_beside_stock(cost: Mapping[str, Any], *, on_cpu: bool = False) -> str:
     """
     ours, ratio = (cost["on_cpu_ms"], cost["on_cpu_ratio"]) if on_cpu else (cost["torch_sink_ms"], cost["ratio"])
     side, advice = ("on the CPU" if on_cpu else "recorded"), "no difference"
-    if ratio["least"] > 1:
+    if ratio["least"] > 1 + _NO_DIFFERENCE:
         advice = "the image backend pays"
-    elif ratio["most"] < 1:
+    elif ratio["most"] < 1 - _NO_DIFFERENCE:
         advice = "leave the image backend at 'PIL' for this dataset"
     stock, milliseconds = (f"{values['p50']:.3f} ms" for values in (cost["stock_ms"], ours))
     said = f"A sample costs a data worker here {milliseconds} {side}, and {stock} in stock code"
-    return f"{said} (stock / {side}: {spread(ratio, 2)}): {advice}."
+    return f"{said} (stock / {side}, round by round: {spread(ratio, 2)}): {advice}."
 
 
 def measured_beside_stock(
@@ -270,13 +271,13 @@ def said_of(cost: Cost | None) -> str:
     """Describes the cost of the fallbacks."""
     if cost is None:
         return (
-            "Their cost cannot be measured apart: they come from no transform of a Compose, or what follows needs "
-            "them. The worker's time is that with them."
+            "What they cost cannot be measured by itself: they are no transforms of a Compose, or later code needs "
+            "them. The worker's time includes them."
         )
     names, *seconds = cost
     with_them, without = (f"{1e6 * each:,.0f} us" for each in seconds)
     return (
         f"Measured, where a GPU makes the pixels: an image costs {with_them} with {' and '.join(names)}, and {without} "
-        "without, a batch's way out of the worker not counted. The difference is the calls, the decoding, and every "
-        "transform before them."
+        "without. The difference is these calls, the decoding, and every transform before them. Handing the batch over "
+        "is not counted."
     )

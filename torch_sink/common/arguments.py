@@ -140,7 +140,8 @@ def explains_wrong_calls(**places: str) -> _Decorator:
     arguments that are missing, that need a name, or that were given twice.
 
     Args:
-        places: argument, or a key of `_GROUPS` -> the advice for one that belongs to another function.
+        places: argument, or a key of `_GROUPS` -> the advice for one that belongs to another function; "{name}" in it
+            is that argument.
     """
     advice_for = {name: text for place, text in places.items() for name in _GROUPS.get(place, (place,))}
 
@@ -167,7 +168,7 @@ def explains_wrong_calls(**places: str) -> _Decorator:
                     close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
                     advice = f"did you mean {close[0]}=?" if close else of_its_own
                     advice = f"pass {meant[name]}=" if name in meant else advice
-                    return f"{owner} has no argument {name!r}; {advice_for.get(name, advice)}"
+                    return f"{owner} has no argument {name!r}; {advice_for.get(name, advice).replace('{name}', name)}"
             if places > len(by_place) and not takes_any_number:
                 if to_name:
                     named = ", ".join(f"{name}=" for name in to_name)

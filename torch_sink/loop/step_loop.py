@@ -145,7 +145,7 @@ class StepLoop:
 
     @explains_wrong_calls(
         of_an_evaluation="it belongs to a callback: run(loader, callbacks=[torch_sink.Evaluation(valid_loader)])",
-        of_a_loader="it belongs to the loader: run(DataLoader(dataset, batch_size=...))",
+        of_a_loader="it belongs to the loader: run(DataLoader(dataset, {name}=...))",
     )
     def run(
         self,
@@ -193,7 +193,7 @@ class StepLoop:
 
     @explains_wrong_calls(
         of_a_run="it belongs to a training: StepLoop(...).run(loader, epochs=..., callbacks=[...])",
-        of_a_loader="it belongs to the loader: evaluate(DataLoader(dataset, batch_size=...))",
+        of_a_loader="it belongs to the loader: evaluate(DataLoader(dataset, {name}=...))",
     )
     def evaluate(
         self,

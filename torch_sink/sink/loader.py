@@ -89,7 +89,7 @@ class SinkLoader(Generic[Batch]):
         [0.0, 6.0]
     """
 
-    @explains_wrong_calls(of_a_loader="it belongs to the loader: SinkLoader(DataLoader(dataset, batch_size=...))")
+    @explains_wrong_calls(of_a_loader="it belongs to the loader: SinkLoader(DataLoader(dataset, {name}=...))")
     @host_sync_allowed()
     def __init__(
         self,

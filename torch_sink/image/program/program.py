@@ -135,7 +135,7 @@ class Program(NamedTuple):
         for number, launch in enumerate(self.launches, 1):
             found = self.stages_of(launch)
             work = "; ".join(f"{count} x {text}" for text, count in found.most_common(_MOST_SHOWN))
-            more = f"; {len(found) - _MOST_SHOWN} other mixtures" if len(found) > _MOST_SHOWN else ""
+            more = f"; {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
             statistics = " after statistics" if launch.statistics_begin < launch.statistics_end else ""
             lines.append(f"launch {number}{statistics}: {work}{more}")
         return "\n".join([*lines, f"-> {list(self.shape[1:])}"] if self.launches else lines)
