@@ -118,7 +118,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, help="checkouts, archives or files of the suites; else their releases")
     parser.add_argument("--only", nargs="+", metavar="SUITE[:MODE[:FILES]]", help="some of all")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=180, help="for a test (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=600, help="for a test (default: %(default)s)")
     parser.add_argument("--scratch", type=Path, default=ROOT / "local" / "suites", help="for copies, outcomes and logs")
     return parser.parse_args()
 
