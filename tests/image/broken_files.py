@@ -129,6 +129,13 @@ def opened_in_block(path: str) -> Image.Image:
         return image.convert("RGB")
 
 
+def checked(path: str) -> Image.Image:
+    """Opens a file and finds out whether it can be decoded."""
+    image = Image.open(path).convert("RGB")
+    image.load()
+    return image
+
+
 def decoded(path: str) -> torch.Tensor:
     return decode_image(path, mode="RGB")
 
@@ -248,6 +255,11 @@ def assert_same_batches(made: list[Any], expected: list[Any]) -> None:
         # Without a batch, a handle comes as far as the loop.
         assert_same_bits(images.materialize() if isinstance(images, Handle) else images, stock_images)
         assert torch.equal(torch.as_tensor(labels), torch.as_tensor(stock_labels))
+
+
+def said_of(error: BaseException) -> str:
+    """The message of an error and its notes."""
+    return "\n".join([str(error), *getattr(error, "__notes__", ())])
 
 
 def broken_reason(path: Path) -> str | None:

@@ -20,8 +20,10 @@ from image.broken_files import (
     V1,
     Files,
     Stream,
+    checked,
     loaded,
     opened,
+    said_of,
     stock_samples,
     without_broken,
     write_tree,
@@ -68,17 +70,6 @@ def assert_same(made: list[Any], expected: list[Any]) -> None:
     for (images, labels), (stock_images, stock_labels) in zip(made, expected, strict=True):
         assert_same_bits(images, stock_images)
         assert torch.equal(labels, stock_labels)
-
-
-def whole_image(path: str) -> Image.Image:
-    """What a generator of a user's own opens and checks."""
-    image = Image.open(path).convert("RGB")
-    image.load()
-    return image
-
-
-def said_of(error: BaseException) -> str:
-    return "\n".join([str(error), *getattr(error, "__notes__", ())])
 
 
 BACKENDS: dict[str, Callable[[], Any]] = {
@@ -189,7 +180,7 @@ def test_a_stream_raises_under_every_policy(paths: list[Path], policy: str, back
     """And a generator that catches the error gives the samples of one that does so in stock code."""
     options = {"batch_size": None, "num_workers": workers}
     torch.manual_seed(1)
-    expected = list(DataLoader(Stream(paths, whole_image, V1, goes_on=True), **options))
+    expected = list(DataLoader(Stream(paths, checked, V1, goes_on=True), **options))
     with BACKENDS[backend]():
         with SinkLoader(DataLoader(Stream(paths, opened, V1), **options), on_decode_error=policy) as loader:
             with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever stock code raises for a file
@@ -199,7 +190,7 @@ def test_a_stream_raises_under_every_policy(paths: list[Path], policy: str, back
             assert "leave out samples" not in said
             assert any(str(path) in said for path in paths)
         torch.manual_seed(1)
-        loader = SinkLoader(DataLoader(Stream(paths, whole_image, V1, goes_on=True), **options), on_decode_error=policy)
+        loader = SinkLoader(DataLoader(Stream(paths, checked, V1, goes_on=True), **options), on_decode_error=policy)
         made = [(image.clone(), label) for image, label in loader]
         assert (loader.stats().skipped, loader.stats().replaced) == (0, 0)
         loader.close()

@@ -321,7 +321,7 @@ def test_thousands_of_broken_files(tmp_path: Path, seed: int) -> None:
         assert len(broken) > 500
         torch.manual_seed(seed)
         expected = list(DataLoader(Stream(paths, load, V1, goes_on=True), batch_size=None))
-        assert_same_batches(batches(Stream(paths, load, V1), "skip", seed, batch_size=None), expected)
+        assert_same_batches(batches(Stream(paths, load, V1, goes_on=True), "skip", seed, batch_size=None), expected)
 
 
 @pytest.mark.slow

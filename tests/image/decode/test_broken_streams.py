@@ -12,25 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset
 
 import torch_sink
-from image.broken_files import COUNT, OPENERS, QUIET, V1, V2, Stream, assert_same_batches, backend
+from image.broken_files import COUNT, OPENERS, QUIET, V1, V2, Stream, assert_same_batches, backend, checked, said_of
 from torch_sink.damage.report import POLICIES
 
 pytestmark = [pytest.mark.halved, QUIET]
-
-
-def checked(path: str) -> Image.Image:
-    """Opens a file and finds out whether it can be decoded."""
-    image = Image.open(path).convert("RGB")
-    image.load()
-    return image
-
-
-def said_of(error: BaseException) -> str:
-    return "\n".join([str(error), *getattr(error, "__notes__", ())])
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
