@@ -212,6 +212,7 @@ def test_a_pipeline_of_which_nothing_is_recorded(folder: Path) -> None:
     assert found.worker.bytes_handed_over == 4 * 3 * 8 * 8
 
 
+@pytest.mark.slow
 def test_whether_the_image_backend_pays(folder: Path) -> None:
     pointless = explained("train:read_in_pieces", "cpu")
     assert pointless.beside_stock.endswith("leave the image backend at 'PIL' for this dataset.")

@@ -243,6 +243,7 @@ def test_a_stack_of_one_sample_takes_no_shared_memory() -> None:
     assert not are_shared.any()
 
 
+@pytest.mark.once_on_oldest
 def test_bits_on_a_processor_without_vectors() -> None:
     """These calls make each value of one value, rounded as IEEE 754 says, wherever it lies."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "test_a_batch_has"]
