@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import tempfile
 import threading
 import time
@@ -27,10 +28,18 @@ def traces() -> dict[str, set[Any]]:
         "threads": threads,
         "open files": {one.path for one in me.open_files()},
         "segments": segments,
-        "temporary files": {
-            path for path in Path(tempfile.gettempdir()).iterdir() if not path.name.startswith("torch_sink_fallback_")
-        },  # the fallback report of the latest backend stays until the process ends
+        "temporary files": {path for path in Path(tempfile.gettempdir()).iterdir() if not is_kept(path)},
     }
+
+
+def is_kept(path: Path) -> bool:
+    """Whether a temporary file is there until a process ends: the fallback report of the latest backend, for one.
+
+    And the empty folder that torch 2.8 makes where `torch.distributed.nn` is imported, as in a fork server.
+    """
+    if path.name.startswith("torch_sink_fallback_"):
+        return True
+    return re.fullmatch(r"tmp\w{8}", path.name) is not None and path.is_dir() and not any(path.iterdir())
 
 
 def command(process: psutil.Process) -> str:

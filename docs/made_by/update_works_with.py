@@ -37,6 +37,7 @@ Programs that people already run, with two lines added:
 
 ```python
 import torch_sink
+
 torch_sink.set_image_backend("device")
 ```
 
