@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import re
 import tempfile
 import threading
 import time
@@ -35,11 +34,9 @@ def traces() -> dict[str, set[Any]]:
 def is_kept(path: Path) -> bool:
     """Whether a temporary file is there until a process ends: the fallback report of the latest backend, for one.
 
-    And the empty folder that torch 2.8 makes where `torch.distributed.nn` is imported, as in a fork server.
+    And the folder that torch 2.8 makes where `torch.distributed.nn` is imported, as in a fork server.
     """
-    if path.name.startswith("torch_sink_fallback_"):
-        return True
-    return re.fullmatch(r"tmp\w{8}", path.name) is not None and path.is_dir() and not any(path.iterdir())
+    return path.name.startswith("torch_sink_fallback_") or (path / "_remote_module_non_scriptable.py").is_file()
 
 
 def command(process: psutil.Process) -> str:
