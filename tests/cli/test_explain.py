@@ -283,7 +283,7 @@ def test_workers_count_where_each_has_a_core(folder: Path, monkeypatch: pytest.M
 @pytest.mark.usefixtures("unmeasured")
 def test_nothing_is_said_about_the_time_of_a_gpu(folder: Path) -> None:
     for name in ("transform", "jitter", "read", "of_its_own"):
-        text = explain.report_of(explained(f"train:{name}", "cuda")).as_text().lower()
+        text = explain.report_of(explained(f"train:{name}", "H200")).as_text().lower()
         assert not re.search(r"model(l)?ed|assumed:|gb/s|h100|h200", text)
 
 
@@ -349,7 +349,7 @@ MISTAKES = {
     "explain photos --pipeline train:Image.open": r"raised .*it got an image; a function that makes a dataset takes no parameters",
     "explain photos --pipeline train:layers": r"found <class '.*Image'>.*end its transform with transforms.ToTensor\(\)",
     "explain --pipeline train:empty": r"train:empty gives no batch: give a dataset that has samples\n",
-    "explain photos --device h200": r"device 'h200' is not known; \"cuda\" says what happens where a GPU makes the pixels",
+    "explain photos --device b300": r"device 'b300' is not known; \"cuda\" says what happens where a GPU makes the pixels",
     "explain photos --workers 0": r"--workers 0 make no batches; give 1 or more",
     "explain photos --batch-size 0": r"a batch of 0 images cannot be made; give --batch-size 1 or more",
     "bench photos --json nowhere/b.json": r"lies in no folder: create nowhere first",

@@ -35,6 +35,7 @@ from torch_sink.image.run.batch import LazyBatch
 from torch_sink.image.run.collate import collate_handles
 
 CPU, GPU = "cpu", "cuda"
+_GPUS = (GPU, "a100", "h100", "h200", "b200", "rtx4090")  # what is said of one holds for each
 MEASURED_IMAGES = 64  # in each round
 _MOST_SHOWN = 8  # lines of a plan, and shapes
 _ON_A_GPU = 'explain for "cuda" shows'  # `--device cuda`, or `torch_sink.explain("cuda")`
@@ -150,15 +151,17 @@ def _files_of(batches: Sequence[LazyBatch]) -> ImageFiles | None:
 
 
 def known_device(name: str | None) -> str:
-    """The name of a device, "cpu" or "cuda", None for what this machine has; raises ValueError for another."""
+    """A device's kind, "cpu" or "cuda", by its name, None for what this machine has; raises ValueError for another."""
     if name is None:
         return GPU if torch.cuda.is_available() else CPU
-    if name not in (CPU, GPU):
+    if name.lower() in _GPUS:
+        return GPU
+    if name != CPU:
         raise ValueError(
             f'device {name!r} is not known; "cuda" says what happens where a GPU makes the pixels, "cpu" where data '
             "workers do"
         )
-    return name
+    return CPU
 
 
 def _bytes_of(

@@ -46,12 +46,12 @@ def explain(device: str | None = None) -> AbstractContextManager[None]:
     generators are restored, except those inside a dataset.
 
     Args:
-        device: where the pixels would be made: "cuda" for a GPU, which this machine need not have, or "cpu". Default:
-            what this machine has.
+        device: where the pixels would be made: "cuda" for a GPU, which this machine need not have, or "cpu". The name
+            of a GPU, such as "h200", means the same as "cuda". Default: what this machine has.
 
     Raises:
         TypeError: the device is no string.
-        ValueError: it is neither "cuda" nor "cpu".
+        ValueError: it is none of these.
 
     Examples:
         >>> from torch.utils.data import DataLoader
