@@ -1,8 +1,8 @@
 """Which long tests of kernels have passed with the code and the Triton that are here, and so run in part.
 
 `make seen` runs them whole, on the newest releases and on the oldest, and writes `seen.json`. Whatever a result depends
-on is in a digest: whoever changes a kernel, the image backend, a simulator or one of these tests, or has another Triton
-or torch, runs them whole.
+on is in a digest: whoever changes the package, a simulator, one of these tests or their helpers, or has another release of
+Triton, torch, torchvision, Pillow or NumPy, runs them whole.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import functools
 import hashlib
 import json
 import os
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -18,10 +19,12 @@ import triton
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = Path(__file__).with_name("seen.json")
+# The tests read batches through loaders and loops, and compare by helpers that other tests have too.
 SOURCES = (
-    "triton_kernels", "torch_sink/image", "torch_sink/common", "torch_sink/damage", "tests/kernels", "tests/simulators",
-    "examples/benchmarks/kernel*.py", "torch_sink/triton_kernels.py",
+    "triton_kernels", "torch_sink", "tests/kernels", "tests/simulators", "tests/image/*.py", "tests/*.py",
+    "examples/benchmarks/kernel*.py", "pyproject.toml",
 )  # fmt: skip
+COMPARED = ("torchvision", "pillow", "numpy")  # stock code, and what interprets kernels
 
 
 @functools.cache
@@ -36,8 +39,9 @@ def digest() -> str:
 
 
 def releases() -> str:
-    """Those of Triton and torch, without what a build adds."""
-    return f"triton {triton.__version__}, torch {'.'.join(torch.__version__.split('.')[:2])}"
+    """The minor releases of what compiles, interprets and is compared with."""
+    found = {"triton": triton.__version__, "torch": torch.__version__, **{name: version(name) for name in COMPARED}}
+    return ", ".join(f"{name} {'.'.join(number.split('.')[:2])}" for name, number in found.items())
 
 
 def is_seen(test: str) -> bool:

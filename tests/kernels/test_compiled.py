@@ -1,9 +1,9 @@
 """Runs tests of the folder `interpreted` with compiled kernels, without a GPU: what Triton makes of them for an H100.
 
 Every day some that go through every kernel, others on the oldest Triton, as on a machine with a GPU, which the fake CUDA
-device stands for; fewer where these have passed with the same code (`seen.py`). With `-m slow` all of them, also on tensors of the CPU, in memory full of other garbage. They compare
-with stock torchvision and Pillow, warps run in an order that is drawn, and nothing may race, leave its bounds or read
-what nobody wrote.
+device stands for; fewer where these have passed with the same code (`seen.py`). With `-m slow` all of them, also on
+tensors of the CPU, in memory full of other garbage. They compare with stock torchvision and Pillow, warps run in an order
+that is drawn, and nothing may race, leave its bounds or read what nobody wrote.
 """
 
 from __future__ import annotations

@@ -81,13 +81,17 @@ class Explained(NamedTuple):
     batches: list[LazyBatch]  # in the batch: several if its samples have several crops
     fallbacks: Counter[tuple[str, ...]]  # (operation, reason) -> count
     worker: Worker
-    at_once: int  # workers that have a core of this machine
     beside_stock: str = ""  # whether the image backend pays in the data worker
     cost: Cost | None = None  # of the fallbacks, if it can be measured
     origins: Sequence[str] = ()  # what made samples that were not recorded, and what to do, as lines
     kept: str = ""  # a remark on images that the dataset keeps
     files: ImageFiles | None = None  # those of the folder, or of the batch
     assumes_workers: bool = False  # whether the loader has no workers
+
+    @property
+    def at_once(self) -> int:
+        """How many of the workers have a core of this machine."""
+        return min(self.workers, usable_cores())
 
     @property
     def images_per_second(self) -> float:
@@ -129,8 +133,8 @@ def explain(pipeline: Pipeline, device: str | None = None, workers: int | None =
     kept, files = said_of_images_in(pipeline.dataset), pipeline.files or _files_of(batches)
     assumed = workers is None and pipeline.workers == 0
     return Explained(
-        pipeline.name, images, chosen, count, batches, fallbacks, worker, min(count, cores), beside_stock, cost,
-        origins, kept, files, assumed,
+        pipeline.name, images, chosen, count, batches, fallbacks, worker, beside_stock, cost, origins,
+        kept, files, assumed,
     )  # fmt: skip
 
 
@@ -154,14 +158,12 @@ def known_device(name: str | None) -> str:
     """A device's kind, "cpu" or "cuda", by its name, None for what this machine has; raises ValueError for another."""
     if name is None:
         return GPU if torch.cuda.is_available() else CPU
-    if name.lower() in _GPUS:
-        return GPU
-    if name != CPU:
-        raise ValueError(
-            f'device {name!r} is not known; "cuda" says what happens where a GPU makes the pixels, "cpu" where data '
-            "workers do"
-        )
-    return CPU
+    if name.lower() in (CPU, *_GPUS):
+        return CPU if name.lower() == CPU else GPU
+    raise ValueError(
+        f'device {name!r} is not known; "cuda" says what happens where a GPU makes the pixels, "cpu" where data '
+        "workers do"
+    )
 
 
 def _bytes_of(

@@ -161,11 +161,6 @@ def jpeg_factory(stock: Callable[..., Any], fp: Any, filename: Any = None) -> An
     return image
 
 
-def pil_loader(stock: Callable[..., Any], path: Any) -> Image.Image:
-    """For `torchvision.datasets.folder.pil_loader`."""
-    return _loaded(stock, path)
-
-
 def _is_open_replaced() -> bool:
     """True where another package, such as `mock`, has replaced `Image.open`, below or above this package's stand-in."""
     function: Any = Image.open
@@ -174,7 +169,8 @@ def _is_open_replaced() -> bool:
     return getattr(function, "__globals__", None) is not vars(Image)
 
 
-def _loaded(stock: Callable[..., Any], path: Any) -> Image.Image:
+def pil_loader(stock: Callable[..., Any], path: Any) -> Image.Image:
+    """For `torchvision.datasets.folder.pil_loader`."""
     if _is_open_replaced():
         return stock(path)
     try:
