@@ -39,9 +39,10 @@ def digest() -> str:
 
 
 def releases() -> str:
-    """The minor releases of what compiles, interprets and is compared with."""
-    found = {"triton": triton.__version__, "torch": torch.__version__, **{name: version(name) for name in COMPARED}}
-    return ", ".join(f"{name} {'.'.join(number.split('.')[:2])}" for name, number in found.items())
+    """That of Triton, which compiles and interprets, and the minor ones of what the results are compared with."""
+    found = {"torch": torch.__version__, **{name: version(name) for name in COMPARED}}
+    minor = (f"{name} {'.'.join(number.split('.')[:2])}" for name, number in found.items())
+    return ", ".join([f"triton {triton.__version__}", *minor])
 
 
 def is_seen(test: str) -> bool:
