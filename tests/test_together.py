@@ -35,10 +35,10 @@ from torch_sink.loop import (
     JitConfig,
     LambdaCallback,
     LossMonitor,
-    Model,
     ModelCheckpoint,
     StepLoop,
 )
+from torch_sink.mindspore import Model
 from torch_sink.sink import SinkLoader
 
 __all__ = ["fake_cuda"]

@@ -20,6 +20,7 @@ from torch_sink.image.core.fallback import FallbackReport, fallback_report
 from torch_sink.image.decode import decode_images
 from torch_sink.image.decode.providers import decode_providers, set_decode_provider
 from torch_sink.loop import *  # noqa: F403 - its public names are public here
+from torch_sink.mindspore import Model, data_sink
 from torch_sink.sink import QueueStats, SinkLoader
 from torch_sink.tracing import timeline
 
@@ -28,6 +29,7 @@ __all__ = [
     "DecodeReport",
     "FallbackReport",
     "HostSyncError",
+    "Model",
     "NonFiniteLoss",
     "QueueStats",
     "SinkError",
@@ -36,6 +38,7 @@ __all__ = [
     "SupportRow",
     "UnsupportedOperation",
     "amp",
+    "data_sink",
     "decode_images",
     "decode_providers",
     "decode_report",

@@ -20,8 +20,9 @@ from loop.engines.test_on_fake_cuda import UNCOMPILED, assert_trained_alike
 from loop.reference import assert_equal_training, make_batches, make_model
 from torch_sink.amp import DynamicLossScaler
 from torch_sink.errors import NonFiniteLoss
-from torch_sink.loop import CheckpointConfig, LambdaCallback, LossMonitor, Model, ModelCheckpoint, StepLoop
+from torch_sink.loop import CheckpointConfig, LambdaCallback, LossMonitor, ModelCheckpoint, StepLoop
 from torch_sink.loop.checkpoints import list_checkpoints
+from torch_sink.mindspore import Model
 from torch_sink.sink import SinkLoader
 
 pytestmark = pytest.mark.halved

@@ -15,16 +15,8 @@ from torch.utils.data import Subset, TensorDataset
 import torch_sink
 from loop.reference import make_batches, make_model
 from torch_sink import amp
-from torch_sink.loop import (
-    Callback,
-    CheckpointConfig,
-    JitConfig,
-    LambdaCallback,
-    LossMonitor,
-    Model,
-    StepLoop,
-    data_sink,
-)
+from torch_sink.loop import Callback, CheckpointConfig, JitConfig, LambdaCallback, LossMonitor, StepLoop
+from torch_sink.mindspore import Model, data_sink
 from torch_sink.sink import SinkLoader
 
 

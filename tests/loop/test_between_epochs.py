@@ -12,7 +12,8 @@ from sink.conftest import wait_for
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from torch_sink.loop import Callback, LambdaCallback, Model, StepLoop
+from torch_sink.loop import Callback, LambdaCallback, StepLoop
+from torch_sink.mindspore import Model
 from torch_sink.sink import SinkLoader
 
 pytestmark = pytest.mark.halved

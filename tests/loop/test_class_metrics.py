@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from loop.engines.test_on_fake_cuda import UNCOMPILED
-from torch_sink.loop import Accuracy, Evaluation, MeanIoU, Model, StepLoop, no_host_sync
+from torch_sink.loop import Accuracy, Evaluation, MeanIoU, StepLoop, no_host_sync
 from torch_sink.loop.metrics import ignore_index_of
+from torch_sink.mindspore import Model
 
 CLASSES = 7
 Shape = tuple[int, ...]

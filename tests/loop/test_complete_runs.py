@@ -13,7 +13,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from loop.reference import make_batches, make_model
-from torch_sink.loop import CheckpointConfig, LambdaCallback, Model, ModelCheckpoint, StepLoop
+from torch_sink.loop import CheckpointConfig, LambdaCallback, ModelCheckpoint, StepLoop
+from torch_sink.mindspore import Model
 from torch_sink.sink import SinkLoader
 
 pytestmark = pytest.mark.halved

@@ -19,7 +19,8 @@ from loop.reference import make_batches, make_model
 from loop.test_callbacks import Results
 from torch_sink.amp import StaticLossScaler
 from torch_sink.errors import NonFiniteLoss
-from torch_sink.loop import History, LossMonitor, Model, ProgressBar, ReduceLROnPlateau, StepLoop, TimeMonitor
+from torch_sink.loop import History, LossMonitor, ProgressBar, ReduceLROnPlateau, StepLoop, TimeMonitor
+from torch_sink.mindspore import Model
 from torch_sink.sink import SinkLoader
 
 

@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from loop.reference import make_batches, make_model
 from torch_sink.amp import DynamicLossScaler, StaticLossScaler
-from torch_sink.loop import Model, StepLoop
+from torch_sink.loop import StepLoop
+from torch_sink.mindspore import Model
 from torch_sink.sink import SinkLoader
 
 pytestmark = pytest.mark.halved

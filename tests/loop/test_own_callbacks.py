@@ -12,8 +12,9 @@ import torch
 from torch.nn import functional
 
 from loop.reference import make_batches, make_model
-from torch_sink.loop import Callback, CheckpointConfig, Evaluation, Model, ModelCheckpoint, StepLoop
+from torch_sink.loop import Callback, CheckpointConfig, Evaluation, ModelCheckpoint, StepLoop
 from torch_sink.loop.callbacks import EVENTS, RunArguments, RunContext
+from torch_sink.mindspore import Model
 
 pytestmark = pytest.mark.once
 

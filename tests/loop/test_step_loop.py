@@ -17,7 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from loop.reference import make_batches, make_model, plain_loop
 from torch_sink.amp import StaticLossScaler
-from torch_sink.loop import LambdaCallback, Model, StepLoop, SummaryCollector, no_host_sync
+from torch_sink.loop import LambdaCallback, StepLoop, SummaryCollector, no_host_sync
+from torch_sink.mindspore import Model
 from torch_sink.sink import SinkLoader
 
 pytestmark = pytest.mark.halved

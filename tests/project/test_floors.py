@@ -21,6 +21,7 @@ FLOORS = [
     *("image.core", "image.decode", "image.operations", "image.program"),
     *("image.handles", "image.steps", "image.run", "image"),
     *("loop.core", "loop.step", "loop.engines", "loop"),
+    "mindspore",
     "cli",
 ]
 

@@ -1,13 +1,11 @@
-"""Training loops that sync host and device once in many steps: StepLoop, Model, data_sink and callbacks."""
+"""Training loops that sync host and device once in many steps: StepLoop, its callbacks, and jit."""
 
 from torch_sink.loop.callbacks import Callback, LambdaCallback, LearningRateScheduler, OnRequestExit, RunContext
 from torch_sink.loop.controls import EarlyStopping, Evaluation, ReduceLROnPlateau
 from torch_sink.loop.core.history import RunHistory
 from torch_sink.loop.core.host_sync import no_host_sync
-from torch_sink.loop.data_sink import data_sink
 from torch_sink.loop.engines.jit import JitConfig, jit
 from torch_sink.loop.metrics import Accuracy, MeanIoU
-from torch_sink.loop.model import Model
 from torch_sink.loop.model_checkpoint import CheckpointConfig, ModelCheckpoint
 from torch_sink.loop.monitors import History, LossMonitor, ProgressBar, SummaryCollector, TimeMonitor
 from torch_sink.loop.step_loop import StepLoop
@@ -24,7 +22,6 @@ __all__ = [
     "LearningRateScheduler",
     "LossMonitor",
     "MeanIoU",
-    "Model",
     "ModelCheckpoint",
     "OnRequestExit",
     "ProgressBar",
@@ -34,7 +31,6 @@ __all__ = [
     "StepLoop",
     "SummaryCollector",
     "TimeMonitor",
-    "data_sink",
     "jit",
     "no_host_sync",
 ]

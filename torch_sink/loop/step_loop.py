@@ -204,99 +204,6 @@ class StepLoop:
             steps_per_sync=self.steps_per_sync,
         )
 
-    def run_epochs(
-        self,
-        loader: Any,
-        callbacks: list[Callback],
-        *,
-        epochs: int,
-        steps_per_sync: int,
-        initial_epoch: int = 0,
-        sink_size: int | None = None,
-        max_steps: int | None = None,
-        timeline: str | Path | None = None,
-        numbers_own_steps: bool = False,
-        **fields: Any,
-    ) -> RunHistory:
-        """Train, for `run` and for `Model`, which have checked the arguments.
-
-        `sink_size` is the number of batches per epoch; None for the SinkLoader's `batches_per_epoch`, -1 for one pass.
-        The other arguments are those of a `TrainingRun`. After a call without a step, such as one that failed or found
-        the resumed run complete, a resumed run can be completed as before.
-        """
-        state = self.state
-        if state.optimizer is None:
-            raise ValueError(
-                "this StepLoop has no optimizer, so it evaluates and predicts and cannot train; pass one: "
-                "StepLoop(model, loss_fn, optimizer)"
-            )
-        resumed, state.is_resumed, began = state.is_resumed, False, state.step_count
-        if resumed:
-            state.progress.count_from(initial_epoch)
-        else:
-            state.progress = Progress(initial_epoch=initial_epoch)
-        with (
-            stop_signals([number for callback in callbacks for number in callback.stop_signals]) as signals,
-            nullcontext() if timeline is None else record_timeline(timeline),
-            self.loaders.in_run(loader) as sink,
-        ):
-            if initial_epoch and not resumed:
-                begin_epochs_at(sink.loader, initial_epoch)
-            try:
-                batches = sink.batches_per_epoch if sink_size is None else sink_size if sink_size > 0 else None
-                state.ranks.check_lengths(epoch_length(sink, batches), max_steps)
-                run = TrainingRun(
-                    state,
-                    sink,
-                    callbacks,
-                    signals,
-                    self.settings.reasons.note,
-                    epochs=epochs,
-                    max_steps=max_steps,
-                    batches=batches,
-                    steps_per_sync=steps_per_sync,
-                    numbers_own_steps=numbers_own_steps,
-                    loop=self,
-                    initial_epoch=initial_epoch,
-                    **fields,
-                )
-                history = run.execute(self.prepare)
-            finally:
-                if resumed and state.step_count == began:
-                    state.is_resumed = True
-                    with suppress(Exception):  # a loader that failed may have no position
-                        self.loaders.stay(loader)
-        if resumed and state.step_count == began and history.stopped_by is None:
-            warn(
-                "nothing was trained: the run that was resumed has completed epoch %d (step %d), and this one ends "
-                "after epoch %d%s; ask for more to go on",
-                initial_epoch + state.progress.epochs,
-                state.progress.steps,
-                initial_epoch + epochs,
-                "" if max_steps is None else f" or step {max_steps}",
-            )
-        return history
-
-    @host_sync_allowed()
-    def prepare(self, longest_sink: int) -> Engine:
-        """Build the engine, or make room in it for sinks of up to `longest_sink` steps."""
-        if not self.model.training:
-            warn("the model is in eval mode; call model.train() before the run unless that is meant")
-        if self.engine is None:
-            self.engine = build_engine(self.state, self.settings, longest_sink)
-        self.engine.reserve(longest_sink)
-        return self.engine
-
-    def compile_ahead(self, dataset: Any) -> None:
-        """Run forward and backward pass of one batch, so that their compilation is done.
-
-        Weights, gradients, statistics, random generators and the position in the data stay as they were.
-        """
-        engine = self.prepare(1)
-        generators = torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
-        with self.loaders.over(dataset) as loader, loader.rehearsal() as batches, engine.running(), generators:
-            engine.training_step.rehearse(self.model, next(batches))
-
     @explains_wrong_calls(
         of_a_run="it belongs to a training: StepLoop(...).run(loader, epochs=..., callbacks=[...])",
         of_a_loader="it belongs to the loader: evaluate(DataLoader(dataset, {name}=...))",
@@ -366,25 +273,6 @@ class StepLoop:
         """
         check_bool("ema", ema)
         return self.evaluator(ema).predict(inputs)
-
-    def evaluator(self, ema: bool = False) -> Evaluator:
-        """The evaluator of the model, or of its average (`ema`), with the compiled code and graphs that it keeps."""
-        state = self.state
-        if ema:
-            self.ranks.share_buffers()  # before ema_model() copies them
-        network = state.ema_model() if ema else self.ranks.inner
-        if ema in self._evaluators and self._evaluators[ema].network is not network:
-            self._evaluators.pop(ema).close()
-        if ema not in self._evaluators:
-            own = state.precision
-            precision = make_precision(own.level, own.dtype, self.device.type, network) if ema else own
-            self._evaluators[ema] = self.make_evaluator(state.judging(network, state.forward, precision))
-        return self._evaluators[ema]
-
-    def make_evaluator(self, state: TrainState, eval_network: nn.Module | None = None) -> Evaluator:
-        """Make an evaluator of the model in `state`, with the training's mode and graph memory; close it after use."""
-        settings = replace(self.settings, reasons=Reasons())
-        return Evaluator(state, settings, self.loaders, eval_network=eval_network)
 
     @host_sync_allowed()
     def state_dict(self) -> dict[str, Any]:
@@ -502,12 +390,6 @@ class StepLoop:
         if self.ranks.sharded:
             forget_shardings()
 
-    def _drop_engine(self) -> None:
-        """Close the engine; the next run builds another."""
-        if self.engine is not None:
-            self.engine.close()
-        self.engine = None
-
     def __repr__(self) -> str:
         """Model, optimizer, options and step count."""
         return (
@@ -528,3 +410,123 @@ class StepLoop:
 
     def __exit__(self, *exc_info: Any) -> None:
         self.close()
+
+    # For `Model`, and for callbacks.
+
+    def run_epochs(
+        self,
+        loader: Any,
+        callbacks: list[Callback],
+        *,
+        epochs: int,
+        steps_per_sync: int,
+        initial_epoch: int = 0,
+        sink_size: int | None = None,
+        max_steps: int | None = None,
+        timeline: str | Path | None = None,
+        numbers_own_steps: bool = False,
+        **fields: Any,
+    ) -> RunHistory:
+        """Train, for `run` and for `Model`, which have checked the arguments.
+
+        `sink_size` is the number of batches per epoch; None for the SinkLoader's `batches_per_epoch`, -1 for one pass.
+        The other arguments are those of a `TrainingRun`. After a call without a step, such as one that failed or found
+        the resumed run complete, a resumed run can be completed as before.
+        """
+        state = self.state
+        if state.optimizer is None:
+            raise ValueError(
+                "this StepLoop has no optimizer, so it evaluates and predicts and cannot train; pass one: "
+                "StepLoop(model, loss_fn, optimizer)"
+            )
+        resumed, state.is_resumed, began = state.is_resumed, False, state.step_count
+        if resumed:
+            state.progress.count_from(initial_epoch)
+        else:
+            state.progress = Progress(initial_epoch=initial_epoch)
+        with (
+            stop_signals([number for callback in callbacks for number in callback.stop_signals]) as signals,
+            nullcontext() if timeline is None else record_timeline(timeline),
+            self.loaders.in_run(loader) as sink,
+        ):
+            if initial_epoch and not resumed:
+                begin_epochs_at(sink.loader, initial_epoch)
+            try:
+                batches = sink.batches_per_epoch if sink_size is None else sink_size if sink_size > 0 else None
+                state.ranks.check_lengths(epoch_length(sink, batches), max_steps)
+                run = TrainingRun(
+                    state,
+                    sink,
+                    callbacks,
+                    signals,
+                    self.settings.reasons.note,
+                    epochs=epochs,
+                    max_steps=max_steps,
+                    batches=batches,
+                    steps_per_sync=steps_per_sync,
+                    numbers_own_steps=numbers_own_steps,
+                    loop=self,
+                    initial_epoch=initial_epoch,
+                    **fields,
+                )
+                history = run.execute(self.prepare)
+            finally:
+                if resumed and state.step_count == began:
+                    state.is_resumed = True
+                    with suppress(Exception):  # a loader that failed may have no position
+                        self.loaders.stay(loader)
+        if resumed and state.step_count == began and history.stopped_by is None:
+            warn(
+                "nothing was trained: the run that was resumed has completed epoch %d (step %d), and this one ends "
+                "after epoch %d%s; ask for more to go on",
+                initial_epoch + state.progress.epochs,
+                state.progress.steps,
+                initial_epoch + epochs,
+                "" if max_steps is None else f" or step {max_steps}",
+            )
+        return history
+
+    @host_sync_allowed()
+    def prepare(self, longest_sink: int) -> Engine:
+        """Build the engine, or make room in it for sinks of up to `longest_sink` steps."""
+        if not self.model.training:
+            warn("the model is in eval mode; call model.train() before the run unless that is meant")
+        if self.engine is None:
+            self.engine = build_engine(self.state, self.settings, longest_sink)
+        self.engine.reserve(longest_sink)
+        return self.engine
+
+    def compile_ahead(self, dataset: Any) -> None:
+        """Run forward and backward pass of one batch, so that their compilation is done.
+
+        Weights, gradients, statistics, random generators and the position in the data stay as they were.
+        """
+        engine = self.prepare(1)
+        generators = torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
+        with self.loaders.over(dataset) as loader, loader.rehearsal() as batches, engine.running(), generators:
+            engine.training_step.rehearse(self.model, next(batches))
+
+    def evaluator(self, ema: bool = False) -> Evaluator:
+        """The evaluator of the model, or of its average (`ema`), with the compiled code and graphs that it keeps."""
+        state = self.state
+        if ema:
+            self.ranks.share_buffers()  # before ema_model() copies them
+        network = state.ema_model() if ema else self.ranks.inner
+        if ema in self._evaluators and self._evaluators[ema].network is not network:
+            self._evaluators.pop(ema).close()
+        if ema not in self._evaluators:
+            own = state.precision
+            precision = make_precision(own.level, own.dtype, self.device.type, network) if ema else own
+            self._evaluators[ema] = self.make_evaluator(state.judging(network, state.forward, precision))
+        return self._evaluators[ema]
+
+    def make_evaluator(self, state: TrainState, eval_network: nn.Module | None = None) -> Evaluator:
+        """Make an evaluator of the model in `state`, with the training's mode and graph memory; close it after use."""
+        settings = replace(self.settings, reasons=Reasons())
+        return Evaluator(state, settings, self.loaders, eval_network=eval_network)
+
+    def _drop_engine(self) -> None:
+        """Close the engine; the next run builds another."""
+        if self.engine is not None:
+            self.engine.close()
+        self.engine = None

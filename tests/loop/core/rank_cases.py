@@ -41,7 +41,6 @@ from torch_sink.loop import (
     Evaluation,
     LambdaCallback,
     LossMonitor,
-    Model,
     ModelCheckpoint,
     OnRequestExit,
     ProgressBar,
@@ -51,6 +50,7 @@ from torch_sink.loop import (
     TimeMonitor,
 )
 from torch_sink.loop.metrics import Accuracy, Loss, MeanIoU
+from torch_sink.mindspore import Model
 from torch_sink.sink import SinkLoader
 from torch_sink.tracing import timeline
 

@@ -18,11 +18,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from loop.engines.test_on_fake_cuda import UNCOMPILED, assert_trained_alike, make_loop
 from loop.reference import make_batches, make_model, plain_loop
 from torch_sink.amp import DynamicLossScaler
-from torch_sink.loop import LambdaCallback, Model, StepLoop, jit
+from torch_sink.loop import LambdaCallback, StepLoop, jit
 from torch_sink.loop.core.distributed import Ranks
 from torch_sink.loop.engines.build import Settings, resolve_modes
 from torch_sink.loop.engines.memory import Places, address
 from torch_sink.loop.step.optimizers import make_capturable
+from torch_sink.mindspore import Model
 from torch_sink.sink import SinkLoader
 
 pytestmark = pytest.mark.halved

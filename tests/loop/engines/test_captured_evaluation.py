@@ -12,8 +12,9 @@ from torch.nn import functional
 
 from loop.reference import make_batches, make_model
 from loop.test_evaluation import Kept, by_hand
-from torch_sink.loop import Callback, Evaluation, JitConfig, Model, StepLoop, jit, no_host_sync
+from torch_sink.loop import Callback, Evaluation, JitConfig, StepLoop, jit, no_host_sync
 from torch_sink.loop.metrics import Accuracy
+from torch_sink.mindspore import Model
 from torch_sink.sink import SinkLoader
 
 pytestmark = pytest.mark.halved

@@ -19,11 +19,12 @@ from torch.utils.checkpoint import checkpoint
 from torchvision.ops import stochastic_depth
 
 from loop.reference import make_batches, make_model, plain_loop
-from torch_sink.loop import JitConfig, Model, StepLoop, data_sink, jit
+from torch_sink.loop import JitConfig, StepLoop, jit
 from torch_sink.loop.engines import build
 from torch_sink.loop.engines import jit as compiler
 from torch_sink.loop.engines.jit import jit_with
 from torch_sink.loop.evaluation import monitored
+from torch_sink.mindspore import Model, data_sink
 
 pytestmark = pytest.mark.halved
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from loop.reference import make_batches, make_model, plain_loop
-from torch_sink.loop import Evaluation, JitConfig, LambdaCallback, Model, StepLoop
+from torch_sink.loop import Evaluation, JitConfig, LambdaCallback, StepLoop
+from torch_sink.mindspore import Model
 from torch_sink.sink import SinkLoader
 
 pytestmark = pytest.mark.halved

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torch_sink.loop import JitConfig, data_sink, jit
+from torch_sink.loop import JitConfig, jit
 from torch_sink.loop.engines import jit as compiler
+from torch_sink.mindspore import data_sink
 
 # torch 2.11 warns about itself when its compiler is imported.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")

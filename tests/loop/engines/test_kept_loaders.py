@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from loop.engines.test_on_fake_cuda import make_loop
 from loop.reference import make_batches, make_model, plain_loop
-from torch_sink.loop import Evaluation, LambdaCallback, Model, StepLoop
+from torch_sink.loop import Evaluation, LambdaCallback, StepLoop
+from torch_sink.mindspore import Model
 from torch_sink.sink import SinkLoader
 from torch_sink.sink.kept import KEPT
 
@@ -158,6 +160,33 @@ def test_the_latest_few_are_kept_and_one_that_failed_is_not(made: list[SinkLoade
     assert [is_open(sink) for sink in made] == [False] + [True] * (KEPT - 1) + [False]
     loop.close()
     assert not any(map(is_open, made))
+
+
+def test_the_one_that_was_trained_on_last_is_kept_and_where_it_stands(made: list[SinkLoader], tmp_path: Path) -> None:
+    loop, data = make_cpu_loop(), make_batches(4)
+    loop.run(data, max_steps=3)
+    for _ in range(KEPT + 1):
+        loop.evaluate(make_batches(2))
+    assert [is_open(sink) for sink in made] == [True, False] + [True] * KEPT
+    state = torch.load(loop.save(tmp_path, data) / "state.pt")
+    assert (state["loader"]["batches"], state["loader"]["batch_in_pass"]) == (3, 3)
+    loop.close()
+
+
+def test_a_position_waits_for_its_loader(tmp_path: Path) -> None:
+    """Until the loader comes that it was loaded for, whatever else is trained on before."""
+    loop, data, other = make_cpu_loop(), make_batches(4), make_batches(2)
+    loop.run(data, max_steps=3)
+    loop.save(tmp_path, data)
+    seen: list[float] = []
+    loop.model.register_forward_pre_hook(lambda _, inputs: seen.append(float(inputs[0].sum())))
+    assert loop.resume(tmp_path, data) == 3
+    loop.run(other, max_steps=4)
+    loop.run(data)
+    loop.run(data)
+    values = [float(images.sum()) for images, _ in (other[0], data[3], *data)]
+    assert seen == values, "the last step of the run that was resumed; the rest of the epoch; a run from the beginning"
+    loop.close()
 
 
 def test_a_loader_in_use_gets_another_one(fake_cuda: FakeCuda, made: list[SinkLoader]) -> None:

@@ -14,8 +14,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from torch_sink import amp
 from torch_sink.errors import HostSyncError
-from torch_sink.loop import Callback, History, Model, StepLoop, data_sink, no_host_sync
+from torch_sink.loop import Callback, History, StepLoop, no_host_sync
 from torch_sink.loop.callbacks import EVENTS
+from torch_sink.mindspore import Model, data_sink
 from torch_sink.sink import SinkLoader
 
 

@@ -15,8 +15,9 @@ from loop.reference import assert_equal_training, make_batches, make_model
 from loop.step.test_scaler import DENSE_OPTIMIZERS
 from torch_sink.amp import DynamicLossScaler, StaticLossScaler, auto_mixed_precision, grads_finite
 from torch_sink.errors import UnsupportedOperation
-from torch_sink.loop import data_sink, jit, no_host_sync
+from torch_sink.loop import jit, no_host_sync
 from torch_sink.loop.engines import jit as compiler
+from torch_sink.mindspore import data_sink
 
 pytestmark = pytest.mark.halved
 

@@ -14,8 +14,9 @@ from torch.optim import lr_scheduler
 
 from loop.reference import make_batches, make_model
 from torch_sink.errors import SinkError
-from torch_sink.loop import JitConfig, LambdaCallback, Model, StepLoop
+from torch_sink.loop import JitConfig, LambdaCallback, StepLoop
 from torch_sink.loop.engines import jit as compiler
+from torch_sink.mindspore import Model
 
 pytestmark = pytest.mark.halved
 

@@ -120,7 +120,7 @@ class GraphEngine(Engine):
             return
         if self._warmup_left > 0 or last not in self._graphs.tried or not self.training_step.update.has_warmed_up:
             self._warm_up(batch, leaves, first=first, last=last)
-        elif replay := self._replay_for(batch, leaves, last):
+        elif replay := self._replay_or_capture(batch, leaves, last):
             replay()
             self._executed += 1
             self.counts.captured += 1
@@ -189,8 +189,8 @@ class GraphEngine(Engine):
         if not self.training_step.static_gradients:
             self.training_step.update.zero_gradients()
 
-    def _replay_for(self, batch: Any, leaves: list[Any], last: bool) -> Replay | None:
-        """The replay of a step; None if the step has to run uncaptured, this time or from now on."""
+    def _replay_or_capture(self, batch: Any, leaves: list[Any], last: bool) -> Replay | None:
+        """The replay of a step, captured now if it is not yet; None if it runs uncaptured, this time or from now on."""
         found = self._graphs.find(batch, leaves, last)
         if found is None:
             return None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from torch_sink.loop import data_sink
+from torch_sink.mindspore import data_sink
 from torch_sink.sink import SinkLoader
 
 

@@ -8,24 +8,24 @@ from typing import Any
 
 import pytest
 import torch
+from loop.reference import assert_equal_training, make_batches, make_model, plain_loop
+from loop.test_callbacks import Recorder
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from loop.reference import assert_equal_training, make_batches, make_model, plain_loop
-from loop.test_callbacks import Recorder
 from torch_sink.loop import (
     Callback,
     Evaluation,
     JitConfig,
     LambdaCallback,
     LossMonitor,
-    Model,
     StepLoop,
     TimeMonitor,
     jit,
     no_host_sync,
 )
+from torch_sink.mindspore import Model
 from torch_sink.sink import SinkLoader
 
 pytestmark = pytest.mark.halved
