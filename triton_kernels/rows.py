@@ -91,8 +91,6 @@ WHOLE_WEIGHT = 4  # weight of these, and of the two partly covered pixels, in 8.
 PART_WEIGHT = 5
 ACROSS = 6  # ACROSS and DOWN are the direction of the blur: 1 and 0, or 0 and 1
 DOWN = 7
-BRANCHES = 1  # for MIX: number of rows after it, one for each branch
-BRANCH_JOB = 1  # in such a row: the job that wrote the branch
 # Columns of one axis of a resize or a filter.
 LAST_INPUT = 1  # the last position of the input
 WEIGHT_STRIDE = 2  # number of output positions, the stride between the taps of the weights
@@ -139,7 +137,6 @@ class Kind(enum.IntEnum):
     RESAMPLE_Y = 32
     AFFINE = 33
     SHARPNESS = 34
-    MIX = 35
     FILTER_X = 40
     FILTER_Y = 41
     GRID = 42

@@ -25,7 +25,7 @@ from torch_sink.triton_kernels.stages import variants
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = "tests/kernels/interpreted"
 CHOSEN = {
-    "test_pipelines.py": ("imagenet", "jitter", "erase", "test_mixes", "test_gray", "test_augmix"),
+    "test_pipelines.py": ("imagenet", "jitter", "erase", "test_mixes", "test_gray"),
     "test_batches.py": ("dict-1", "test_an_empty_tail", "test_the_loop_of_a_plain_script", "test_damaged_images"),
     "test_float_pipelines.py": ("blur", "statistics", "affine", "bicubic"),
     "test_jpeg.py": ("test_boxes", "test_damaged_files", "test_one_decoder"),

@@ -299,7 +299,7 @@ def test_metric_objects_and_workers() -> None:
 
 def test_compiled_code_is_kept_between_evaluations_and_metrics() -> None:
     loop = make_loop()
-    evaluator = loop.runner.evaluator()
+    evaluator = loop.evaluator()
     for metrics in ({"accuracy"}, {"accuracy"}, {"top5"}, None, {"kept": Kept()}):
         loop.evaluate(VALID, metrics=metrics)
     assert len(evaluator._judges) == 1

@@ -87,7 +87,7 @@ def test_a_device_that_has_failed_gives_nothing(fake_cuda: FakeCuda, monkeypatch
     def lost(*arguments: Any) -> None:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(loop.runner.engine.log, "read", lost)
+    monkeypatch.setattr(loop.engine.log, "read", lost)
     batches = [*make_batches(3), (torch.randn(8, 3, 16, 16), torch.zeros(8).long())]
     with pytest.raises(RuntimeError, match=SHAPE):
         loop.run(batches)

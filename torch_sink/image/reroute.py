@@ -41,7 +41,6 @@ from torch_sink.image.core import settings, uses
 from torch_sink.image.core.fallback import executing, ledger
 from torch_sink.image.core.first_batch import look_at_first
 from torch_sink.image.core.settings import Settings
-from torch_sink.image.handles import augmix
 from torch_sink.image.handles.array import ArrayImage, from_array, from_buffer
 from torch_sink.image.handles.file import OPERATORS, Operator, jpeg_factory, pil_loader
 from torch_sink.image.handles.image import LazyPixels
@@ -119,8 +118,6 @@ def _rows() -> Iterator[Row]:
         yield kind, "_augmentation_space", transform_methods.augmentation_space
     for kind in (v2.RandAugment, v2.TrivialAugmentWide, v2.AutoAugment):
         yield kind, "_AUGMENTATION_SPACE", transform_methods.magnitudes
-    for kind in (autoaugment.AugMix, v2.AugMix):
-        yield kind, "forward", around(augmix.forward)
     for kind in (v2.MixUp, v2.CutMix):
         yield kind, "transform", around(stand_ins.mix)
     for module in (v2_auto_augment, v2_geometry, v2_utils):

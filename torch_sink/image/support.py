@@ -81,6 +81,7 @@ def _other_transforms(module: ModuleType, size: tuple[int, int]) -> dict[str, li
     automatic = [way._replace(draws=MANY_DRAWS) for way in interpolations(usual="NEAREST")[:2]]
     return {
         **dict.fromkeys(("AutoAugment", "RandAugment", "TrivialAugmentWide"), automatic),
+        "AugMix": [sample(draws=MANY_DRAWS)],
         **dict.fromkeys(("Compose", "RandomChoice", "RandomOrder"), of_flips),
         **dict.fromkeys(("ClampBoundingBoxes", "ClampKeyPoints", "SanitizeBoundingBoxes"), on_detection),
         "ConvertBoundingBoxFormat": [sample("CXCYWH", form="detection")],

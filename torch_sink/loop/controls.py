@@ -105,7 +105,7 @@ class Evaluation(Callback):
 
     def on_train_begin(self, run_context: RunContext) -> None:
         self._evaluated_at, loop = None, run_context.original_args().loop
-        with loop.runner.wrappers.over(self._dataset):  # a loader that cannot be used raises now
+        with loop.loaders.over(self._dataset):  # a loader that cannot be used raises now
             if self._ema and loop.state.average is None:
                 loop.ema_model()
 
@@ -130,9 +130,9 @@ class Evaluation(Callback):
 
     def _run(self, arguments: RunArguments) -> None:
         if self._loader is None:  # kept, so that persistent workers live as long as the run
-            self._loader = self._closing.enter_context(arguments.loop.runner.wrappers.over(self._dataset))
+            self._loader = self._closing.enter_context(arguments.loop.loaders.over(self._dataset))
         members = [one for one in arguments.list_callback if not older_events(one)]
-        evaluate = self.evaluate or partial(arguments.loop.runner.evaluator(self._ema).evaluate, forward=self._forward)
+        evaluate = self.evaluate or partial(arguments.loop.evaluator(self._ema).evaluate, forward=self._forward)
         draws = global_random_state()  # training must draw the same numbers as without an evaluation
         try:
             with waits_watched():

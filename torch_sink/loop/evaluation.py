@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -15,12 +15,15 @@ from torch.utils.data import DataLoader, Dataset
 
 from torch_sink.errors import add_note
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, ranks_in_context, tell
-from torch_sink.loop.core.batches import Wrappers, call_with, epoch_length, map_tensors
+from torch_sink.loop.core.batches import call_with, epoch_length, map_tensors
 from torch_sink.loop.core.samples import SampleCounter
 from torch_sink.loop.engines.build import Inference, Settings
 from torch_sink.loop.metrics import ClassMetric, Loss, MeanMetric, Metrics, collect_results, make_metrics
 from torch_sink.loop.step.precision import ForwardPass, Function, Judged
 from torch_sink.loop.step.state import TrainState
+
+if TYPE_CHECKING:
+    from torch_sink.sink.kept import KeptLoaders
 
 _KEPT = 8  # evaluation functions whose compiled code and graphs are kept
 
@@ -33,10 +36,10 @@ class Evaluator:
     """
 
     def __init__(
-        self, state: TrainState, settings: Settings, wrappers: Wrappers, *, eval_network: nn.Module | None = None
+        self, state: TrainState, settings: Settings, loaders: KeptLoaders, *, eval_network: nn.Module | None = None
     ) -> None:
         self.network, self._ranks, self._loss_fn = state.model, state.ranks, state.loss_fn
-        self._precision, self._settings, self._wrappers = state.precision, settings, wrappers
+        self._precision, self._settings, self._loaders = state.precision, settings, loaders
         self._evaluated = eval_network if eval_network is not None else state.model
         self._function = state.forward
         if eval_network is not None:
@@ -73,7 +76,7 @@ class Evaluator:
         judge = self._judge(forward)
         if self._has_loss or forward is not None:
             metrics.setdefault("loss", Loss())
-        with self._wrappers.over(dataset) as loader, loader.whole_pass():
+        with self._loaders.over(dataset) as loader, loader.whole_pass():
             if self._ranks.sharded:  # each forward pass gathers the weights from all ranks
                 self._ranks.check_lengths(epoch_length(loader), None)
             self._ranks.share_buffers()
@@ -89,7 +92,7 @@ class Evaluator:
         """Compile and capture what `evaluate` will run; dataset and random generators stay as they were."""
         judge = self._judge(None)
         with (
-            self._wrappers.over(dataset) as loader,
+            self._loaders.over(dataset) as loader,
             loader.rehearsal() as batches,
             evaluating(self._evaluated),
             judge.running(loader),
@@ -118,13 +121,12 @@ class Evaluator:
         return [*judges, *(f"note on evaluation: {line}" for line in self._settings.reasons.lines())]
 
     def close(self) -> None:
-        """Free compiled code, graphs and loaders, and remove the hooks of mixed precision."""
+        """Free compiled code and graphs, and remove the hooks of mixed precision."""
         for inference in (*self._judges.values(), self._predictor):
             if inference is not None:
                 inference.close()
         self._judges.clear()
         self._predictor = None
-        self._wrappers.close()
         self._precision.close()
 
     def _run(

@@ -98,7 +98,7 @@ class Model:
             jit_config=jit_config,
             forward=call_with if loss_fn is None and optimizer is not None else None,
         )
-        self._evaluator = loop.runner.make_evaluator(loop.state.judging(loop.ranks.inner, None), eval_network)
+        self._evaluator = loop.make_evaluator(loop.state.judging(loop.ranks.inner, None), eval_network)
 
     def __repr__(self) -> str:
         """Network or StepLoop, and metrics."""
@@ -215,10 +215,9 @@ class Model:
             own.append(LambdaCallback(on_train_step_begin=_check_two_columns))
         loop = self.loop
         self._network.train()
-        return loop.runner.train(
+        return loop.run_epochs(
             train_dataset,
             [*own, *members],
-            loop=loop,
             numbers_own_steps=True,
             epochs=epoch - initial_epoch,
             sink_size=sink_size if dataset_sink_mode else -1,
@@ -285,7 +284,7 @@ class Model:
         if train_dataset is not None:
             loop = self.loop
             self._network.train()
-            loop.runner.compile_ahead(train_dataset)
+            loop.compile_ahead(train_dataset)
 
     @host_sync_allowed()
     def close(self) -> None:

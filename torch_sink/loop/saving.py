@@ -1,11 +1,11 @@
-"""Saving and resuming: the state of a training as a dict, its checkpoints, and its position in the data."""
+"""Saving and resuming: the state of a training as a dict, and its checkpoints."""
 
 from __future__ import annotations
 
 import copy
 import random
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -15,9 +15,6 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
-from torch_sink.common import reference
-from torch_sink.common.epochs import epochs_in, set_epochs
-from torch_sink.common.integrations import inner_loader
 from torch_sink.common.random_state import Draws, global_draws, twister_state
 from torch_sink.common.ranks import warn
 from torch_sink.errors import SinkError, add_hints, add_note
@@ -29,12 +26,11 @@ from torch_sink.loop.checkpoints import (
     write_checkpoint,
 )
 from torch_sink.loop.core.author import Author
-from torch_sink.loop.core.batches import Wrappers, is_sink
 from torch_sink.loop.core.history import Progress, first_line
 from torch_sink.loop.step.state import TrainState
 
 if TYPE_CHECKING:
-    from torch_sink.sink import SinkLoader
+    from torch_sink.sink.kept import KeptLoaders
 
 OPTIONAL_PARTS = ("scheduler", "scaler", "average")
 LoadPosition = Callable[[ExitStack], Any]
@@ -253,15 +249,15 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any], und
 
 def save(
     training: TrainState,
-    positions: LoaderPositions,
+    loaders: KeptLoaders,
     directory: Path,
-    loader: Any = None,
-    prefix: str = "CKP",
-    about: dict[str, Any] | None = None,
+    loader: Any,
+    prefix: str,
+    about: dict[str, Any] | None,
 ) -> Path:
     """Write a checkpoint; see `StepLoop.save`."""
     draws = global_draws()
-    position = {} if loader is None else {"loader": positions.state(loader, draws)}
+    position = {} if loader is None else {"loader": loaders.position(loader, draws)}
     shards = partial(_copy_shards, training, load=False) if training.ranks.sharded else None
     state, step = {**state_of(training, draws), **position}, training.step_count
     ranks, author = training.ranks, training.author
@@ -272,13 +268,13 @@ def save(
 
 def save_in_run(arguments: dict[str, Any], directory: str | Path, prefix: str, **about: Any) -> Path:
     """Save a checkpoint from a callback, and note its step and path in the callback's context."""
-    runner = arguments["loop"].runner
-    path = save(runner.state, runner.positions, Path(directory), arguments["train_dataset"], prefix, about)
-    arguments.update(last_save_ckpt_step=runner.state.step_count, latest_ckpt_file=str(path))
+    loop = arguments["loop"]
+    path = save(loop.state, loop.loaders, Path(directory), arguments["train_dataset"], prefix, about)
+    arguments.update(last_save_ckpt_step=loop.state.step_count, latest_ckpt_file=str(path))
     return path
 
 
-def resume(training: TrainState, positions: LoaderPositions, directory: Path, loader: Any, *, must_exist: bool) -> bool:
+def resume(training: TrainState, loaders: KeptLoaders, directory: Path, loader: Any, *, must_exist: bool) -> bool:
     """Load the newest complete checkpoint; returns False if there is none. See `StepLoop.resume`."""
     newest = newest_checkpoint(directory)
     found = training.ranks.gather(newest.name if newest is not None else "none")
@@ -300,7 +296,7 @@ def resume(training: TrainState, positions: LoaderPositions, directory: Path, lo
         if training.ranks.sharded:
             check_state(training, state)
             _copy_shards(training, str(newest / SHARDS_FOLDER), load=True)
-        load_state(training, state, lambda undo: positions.load(loader, position, undo) if position else None)
+        load_state(training, state, lambda undo: loaders.load(loader, position, undo) if position else None)
         training.author = author
     except Exception as error:
         add_note(error, f"while loading {newest}")
@@ -357,64 +353,3 @@ def set_random_state(state: dict[str, Any]) -> None:
     if "cuda" in state and torch.cuda.is_available():
         for device, device_state in enumerate(state["cuda"][: torch.cuda.device_count()]):
             torch.cuda.set_rng_state(device_state, device)
-
-
-class LoaderPositions:
-    """The positions of loaders, so that `save` and `resume` take the same loader as `run`.
-
-    A run wraps a plain loader in a SinkLoader; its position is that of the wrapper.
-    """
-
-    def __init__(self) -> None:
-        self._given: Callable[[], Any] = lambda: None
-        self._sink: SinkLoader | None = None  # during a run
-        self._state: Any = None
-        self._was_loaded = False
-
-    @contextmanager
-    def opened(self, given: Any, wrappers: Wrappers) -> Iterator[SinkLoader]:
-        """A context with the SinkLoader of a run: `given` itself, or a wrapper with the position loaded for `given`."""
-        with wrappers.over(given) as sink:
-            if sink is not given and given is self._given() and self._was_loaded:
-                sink.load_state_dict(self._state)
-            self._given, self._sink, self._was_loaded = reference(given), sink, False
-            try:
-                yield sink
-            finally:
-                # The wrapper will start over, so its position is kept for `save`, unless one was loaded meanwhile.
-                if self._sink is sink:
-                    self._sink = self._state = None
-                    if sink is not given:
-                        with suppress(Exception):  # a loader that failed may have no position
-                            self._state = sink.state_dict()
-
-    def state(self, loader: Any, draws: Draws | None = None) -> Any:
-        """The position of `loader`; None if it has none yet."""
-        is_wrapped = self._sink is not None and loader is self._given()
-        sink: Any = self._sink if is_wrapped else loader
-        if not (is_wrapped or loader is self._sink or is_sink(loader)):
-            return self._state if loader is self._given() else None
-        vars(sink).update(_draws_at_save=draws)  # not an argument: a subclass may have a `state_dict` of its own
-        try:
-            return sink.state_dict()
-        finally:
-            vars(sink).update(_draws_at_save=None)
-
-    def load(self, loader: Any, state: Any, undo: ExitStack | None = None) -> None:
-        """Load a position, now or when a run wraps the loader; `undo` gets what puts the present one back.
-
-        What has `set_epoch` is told its epoch now, so that the program may still set another.
-        """
-        if is_sink(loader):
-            before: Any = self.state(loader) if undo is not None else None
-            loader.load_state_dict(state)
-            if undo is not None:
-                undo.callback(loader.load_state_dict, before)
-        else:
-            if undo is not None:
-                undo.callback(vars(self).update, dict(vars(self)))
-            self._given, self._sink, self._state, self._was_loaded = reference(loader), None, state, True
-        wrapped = inner_loader(loader.loader if is_sink(loader) else loader)
-        before = set_epochs(wrapped, epochs_in(state))
-        if undo is not None:
-            undo.callback(set_epochs, wrapped, before)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
 
@@ -16,19 +18,27 @@ from torch_sink.common.arguments import (
     check_path,
     explains_wrong_calls,
 )
+from torch_sink.common.epochs import begin_epochs_at
+from torch_sink.common.ranks import warn
 from torch_sink.loop.callbacks import Callback, check_callbacks
 from torch_sink.loop.checkpoints import check_prefix
-from torch_sink.loop.core.history import Progress, RunHistory
-from torch_sink.loop.engines.build import Mode, Settings
+from torch_sink.loop.core.batches import epoch_length
+from torch_sink.loop.core.distributed import forget_shardings
+from torch_sink.loop.core.history import Progress, Reasons, RunHistory
+from torch_sink.loop.core.signals import stop_signals
+from torch_sink.loop.engines.build import Mode, Settings, build_engine
 from torch_sink.loop.engines.jit import JitConfig
+from torch_sink.loop.evaluation import Evaluator
 from torch_sink.loop.metrics import Metrics
-from torch_sink.loop.runner import Runner
+from torch_sink.loop.run import TrainingRun
 from torch_sink.loop.saving import load_state, resume, save, state_of
 from torch_sink.loop.step.optimizers import When
-from torch_sink.loop.step.precision import Level
+from torch_sink.loop.step.precision import Level, make_precision
 from torch_sink.loop.step.scaler import StaticLossScaler
 from torch_sink.loop.step.state import TrainState, check_forward
+from torch_sink.loop.step.step import Engine
 from torch_sink.thread_waits import host_sync_allowed
+from torch_sink.tracing import timeline as record_timeline
 
 
 class StepLoop:
@@ -101,6 +111,8 @@ class StepLoop:
         forward: Callable[[nn.Module, Any], Any] | None = None,
         device: torch.device | str | None = None,
     ) -> None:
+        from torch_sink.sink.kept import KeptLoaders
+
         check_count("steps_per_sync", steps_per_sync, minimum=1, special=-1, meaning="a whole epoch")
         check_choice("mode", mode, get_args(Mode))
         if jit_config is not None and not isinstance(jit_config, JitConfig):
@@ -126,7 +138,9 @@ class StepLoop:
         self.settings = Settings(mode, jit_config or JitConfig(), self.device)
         if loss_fn is not None and forward is not None:
             self.settings.reasons.note("forward= computes the loss, so loss_fn is not called")
-        self.runner = Runner(state, self.settings)
+        self.engine: Engine | None = None  # before the first run, and after a state was loaded
+        self.loaders = KeptLoaders(self.device)
+        self._evaluators: dict[bool, Evaluator] = {}  # False: of the model, True: of its average
 
     @property
     def step_count(self) -> int:
@@ -181,15 +195,107 @@ class StepLoop:
         """
         check_count("epochs", epochs, minimum=0)
         check_count("max_steps", max_steps, minimum=1, meaning="no bound")
-        return self.runner.train(
+        return self.run_epochs(
             loader,
             check_callbacks(callbacks),
             epochs=epochs,
             max_steps=max_steps,
             timeline=timeline,
             steps_per_sync=self.steps_per_sync,
-            loop=self,
         )
+
+    def run_epochs(
+        self,
+        loader: Any,
+        callbacks: list[Callback],
+        *,
+        epochs: int,
+        steps_per_sync: int,
+        initial_epoch: int = 0,
+        sink_size: int | None = None,
+        max_steps: int | None = None,
+        timeline: str | Path | None = None,
+        numbers_own_steps: bool = False,
+        **fields: Any,
+    ) -> RunHistory:
+        """Train, for `run` and for `Model`, which have checked the arguments.
+
+        `sink_size` is the number of batches per epoch; None for the SinkLoader's `batches_per_epoch`, -1 for one pass.
+        The other arguments are those of a `TrainingRun`. After a call without a step, such as one that failed or found
+        the resumed run complete, a resumed run can be completed as before.
+        """
+        state = self.state
+        if state.optimizer is None:
+            raise ValueError(
+                "this StepLoop has no optimizer, so it evaluates and predicts and cannot train; pass one: "
+                "StepLoop(model, loss_fn, optimizer)"
+            )
+        resumed, state.is_resumed, began = state.is_resumed, False, state.step_count
+        if resumed:
+            state.progress.count_from(initial_epoch)
+        else:
+            state.progress = Progress(initial_epoch=initial_epoch)
+        with (
+            stop_signals([number for callback in callbacks for number in callback.stop_signals]) as signals,
+            nullcontext() if timeline is None else record_timeline(timeline),
+            self.loaders.in_run(loader) as sink,
+        ):
+            if initial_epoch and not resumed:
+                begin_epochs_at(sink.loader, initial_epoch)
+            try:
+                batches = sink.batches_per_epoch if sink_size is None else sink_size if sink_size > 0 else None
+                state.ranks.check_lengths(epoch_length(sink, batches), max_steps)
+                run = TrainingRun(
+                    state,
+                    sink,
+                    callbacks,
+                    signals,
+                    self.settings.reasons.note,
+                    epochs=epochs,
+                    max_steps=max_steps,
+                    batches=batches,
+                    steps_per_sync=steps_per_sync,
+                    numbers_own_steps=numbers_own_steps,
+                    loop=self,
+                    initial_epoch=initial_epoch,
+                    **fields,
+                )
+                history = run.execute(self.prepare)
+            finally:
+                if resumed and state.step_count == began:
+                    state.is_resumed = True
+                    with suppress(Exception):  # a loader that failed may have no position
+                        self.loaders.stay(loader)
+        if resumed and state.step_count == began and history.stopped_by is None:
+            warn(
+                "nothing was trained: the run that was resumed has completed epoch %d (step %d), and this one ends "
+                "after epoch %d%s; ask for more to go on",
+                initial_epoch + state.progress.epochs,
+                state.progress.steps,
+                initial_epoch + epochs,
+                "" if max_steps is None else f" or step {max_steps}",
+            )
+        return history
+
+    @host_sync_allowed()
+    def prepare(self, longest_sink: int) -> Engine:
+        """Build the engine, or make room in it for sinks of up to `longest_sink` steps."""
+        if not self.model.training:
+            warn("the model is in eval mode; call model.train() before the run unless that is meant")
+        if self.engine is None:
+            self.engine = build_engine(self.state, self.settings, longest_sink)
+        self.engine.reserve(longest_sink)
+        return self.engine
+
+    def compile_ahead(self, dataset: Any) -> None:
+        """Run forward and backward pass of one batch, so that their compilation is done.
+
+        Weights, gradients, statistics, random generators and the position in the data stay as they were.
+        """
+        engine = self.prepare(1)
+        generators = torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
+        with self.loaders.over(dataset) as loader, loader.rehearsal() as batches, engine.running(), generators:
+            engine.training_step.rehearse(self.model, next(batches))
 
     @explains_wrong_calls(
         of_a_run="it belongs to a training: StepLoop(...).run(loader, epochs=..., callbacks=[...])",
@@ -233,7 +339,7 @@ class StepLoop:
         """
         check_bool("ema", ema)
         check_forward(forward)
-        return self.runner.evaluator(ema).evaluate(loader, metrics, forward=forward)
+        return self.evaluator(ema).evaluate(loader, metrics, forward=forward)
 
     @explains_wrong_calls()
     def predict(self, *inputs: Any, ema: bool = False) -> Any:
@@ -259,7 +365,26 @@ class StepLoop:
             torch.Size([4, 2])
         """
         check_bool("ema", ema)
-        return self.runner.evaluator(ema).predict(inputs)
+        return self.evaluator(ema).predict(inputs)
+
+    def evaluator(self, ema: bool = False) -> Evaluator:
+        """The evaluator of the model, or of its average (`ema`), with the compiled code and graphs that it keeps."""
+        state = self.state
+        if ema:
+            self.ranks.share_buffers()  # before ema_model() copies them
+        network = state.ema_model() if ema else self.ranks.inner
+        if ema in self._evaluators and self._evaluators[ema].network is not network:
+            self._evaluators.pop(ema).close()
+        if ema not in self._evaluators:
+            own = state.precision
+            precision = make_precision(own.level, own.dtype, self.device.type, network) if ema else own
+            self._evaluators[ema] = self.make_evaluator(state.judging(network, state.forward, precision))
+        return self._evaluators[ema]
+
+    def make_evaluator(self, state: TrainState, eval_network: nn.Module | None = None) -> Evaluator:
+        """Make an evaluator of the model in `state`, with the training's mode and graph memory; close it after use."""
+        settings = replace(self.settings, reasons=Reasons())
+        return Evaluator(state, settings, self.loaders, eval_network=eval_network)
 
     @host_sync_allowed()
     def state_dict(self) -> dict[str, Any]:
@@ -282,7 +407,7 @@ class StepLoop:
             RuntimeError: the state of another model. Nothing is loaded then.
         """
         load_state(self.state, state)
-        self.runner.drop_engine()
+        self._drop_engine()
 
     @explains_wrong_calls(callbacks="to save during a run: run(loader, callbacks=[torch_sink.ModelCheckpoint(...)])")
     @host_sync_allowed()
@@ -316,7 +441,7 @@ class StepLoop:
         check_prefix(prefix)
         if about is not None and not isinstance(about, dict):
             raise TypeError(f"about is a {type(about).__name__}; pass a dict of plain values")
-        return save(self.state, self.runner.positions, Path(directory), loader, prefix, about)
+        return save(self.state, self.loaders, Path(directory), loader, prefix, about)
 
     @explains_wrong_calls(prefix="resume takes the newest checkpoint of any prefix; save those of others elsewhere")
     @host_sync_allowed()
@@ -341,13 +466,21 @@ class StepLoop:
         """
         check_path("directory", directory)
         check_bool("must_exist", must_exist)
-        if resume(self.state, self.runner.positions, Path(directory), loader, must_exist=must_exist):
-            self.runner.drop_engine()
+        if resume(self.state, self.loaders, Path(directory), loader, must_exist=must_exist):
+            self._drop_engine()
         return self.step_count
 
     def explain(self) -> str:
         """Mode, precision and state of the training, and why something ran in a lower mode, as text."""
-        return "\n".join(self.runner.explain())
+        mode, settings = self.engine.mode if self.engine is not None else "not started", self.settings
+        lines = [f"mode: {mode} (asked for {settings.mode!r}, device {self.device})"]
+        if self.engine is not None:
+            lines.append(f"steps of the latest run: {self.engine.counts}")
+        lines += self.state.describe()
+        if (memory := settings.memory).graphs:
+            lines.append(f"graphs: {memory.graphs}, which keep {memory.reserved / 2**20:.0f} MiB of device memory")
+        lines += [f"note: {reason}" for reason in settings.reasons.lines()]
+        return "\n".join(lines + [line for evaluator in self._evaluators.values() for line in evaluator.explain()])
 
     @host_sync_allowed()
     def ema_model(self) -> nn.Module:
@@ -361,7 +494,19 @@ class StepLoop:
     @host_sync_allowed()
     def close(self) -> None:
         """Free graphs, compiled code and loaders, and remove the hooks of mixed precision. Idempotent."""
-        self.runner.close()
+        self._drop_engine()
+        for evaluator in self._evaluators.values():
+            evaluator.close()
+        self.loaders.close()
+        self.state.precision.close()
+        if self.ranks.sharded:
+            forget_shardings()
+
+    def _drop_engine(self) -> None:
+        """Close the engine; the next run builds another."""
+        if self.engine is not None:
+            self.engine.close()
+        self.engine = None
 
     def __repr__(self) -> str:
         """Model, optimizer, options and step count."""

@@ -117,7 +117,6 @@ class SinkLoader(Generic[Batch]):
         self._traversal = Traversal(self._resuming, self._producer, timeout_seconds, begins_early=prefetch_next_epoch)
         self._is_checked = False
         self._options_of_iter: dict[str, bool] = {}
-        self._draws_at_save: Draws | None = None  # a snapshot of the global generators, while a training is saved
         self._life = Life(self, self._producer, opener, self._slots)
 
     @property
@@ -287,7 +286,15 @@ class SinkLoader(Generic[Batch]):
         if self._life.ended is not None:
             raise SinkError(self._life.ended)
         with host_sync_allowed() if here.watches and not here.allowances else contextlib.nullcontext():
-            return self._traversal.state_dict(self._draws_at_save)
+            return self._resuming.state_dict(self._traversal.position)
+
+    def position(self, draws: Draws | None) -> dict[str, Any]:
+        """`state_dict()`, also that of a subclass, with a snapshot of the global generators if one was taken."""
+        self._resuming.draws = draws
+        try:
+            return self.state_dict()
+        finally:
+            self._resuming.draws = None
 
     @host_sync_allowed()
     @explains_wrong_calls()

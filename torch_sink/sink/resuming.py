@@ -32,6 +32,7 @@ class Resuming:
 
     can_reenter = True  # after Ctrl-C in the middle of a fetch, the pass is begun again behind its latest batch
     can_start_over = True  # pass 0 can come a second time, as if the loader had just been wrapped
+    draws: Draws | None = None  # a snapshot of the global generators, while a training is saved that has taken one
     tells_samplers = False  # the number of each pass, as the wrapper of a training library does
 
     def __init__(self, opener: Opener) -> None:
@@ -103,18 +104,17 @@ class Resuming:
     def leave(self, left: Pass, consumed: int) -> None:
         """Takes back the draws of a pass that is left, for batches behind the `consumed` ones."""
 
-    def state_dict(self, position: Position, draws: Draws | None = None) -> dict[str, Any]:
+    def state_dict(self, position: Position) -> dict[str, Any]:
         """A position, what it takes to go on from it, and what may differ in a resumed run.
 
-        Where no pass is under way, the position is the beginning of the next one. `draws` is a snapshot of the global
-        generators, where one was taken already.
+        Where no pass is under way, the position is the beginning of the next one.
         """
         if position.resume is not None:
             return position.loaded_state
         if position.start is None:
             self.learn()
         start = position.start or self.next_start(position.pass_number)
-        random_state = b"" if self.opener.has_workers else global_random_state(draws)
+        random_state = b"" if self.opener.has_workers else global_random_state(self.draws)
         return {**position.saved(start, random_state), **self.described(self.opener.copy)}
 
     def described(self, loader: Any) -> dict[str, Any]:

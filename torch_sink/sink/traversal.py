@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from torch_sink.common.epochs import set_next_epochs
-from torch_sink.common.random_state import Draws, RandomState, global_random_state, set_global_random_state
+from torch_sink.common.random_state import RandomState, global_random_state, set_global_random_state
 from torch_sink.common.ranks import warn
 from torch_sink.damage.loaders import end_pass
 from torch_sink.damage.report import add_to_report
@@ -149,10 +149,6 @@ class Traversal:
             self.position.next_pass(self.resuming.opener.keeps_workers)
         self.position.batch_in_epoch = 0
         self.was_interrupted = self.is_loaded = self.is_handed_out = False
-
-    def state_dict(self, draws: Draws | None) -> dict[str, Any]:
-        """The position, and what it takes to go on from it; `draws` as for `Resuming.state_dict`."""
-        return self.resuming.state_dict(self.position, draws)
 
     def number_next_pass(self) -> None:
         """Calls `set_epoch` for the pass after this one, unless the program did so since it began."""

@@ -1,4 +1,4 @@
-"""Heads that read neighbors of a pixel: one axis of a resize or blur, sharpness, Pillow's kernels, AugMix's sum.
+"""Heads that read neighbors of a pixel: one axis of a resize or blur, sharpness, Pillow's kernels.
 
 Resizes of bytes compute in integers, as Pillow's `Resample.c` and torch's kernels for uint8 tensors do. Filters of
 floats are resizes, antialiased or not, and torch's Gaussian blur; torch sums the taps in an order that depends on the
@@ -13,8 +13,6 @@ import triton.language as tl
 from ..pixels import blend, clamp, cut, fetch, fetch_bytes, fused, load_float, reflected
 from ..program import (
     ACROSS,
-    BRANCH_JOB,
-    BRANCHES,
     DOWN,
     FACTOR,
     FIRST_INPUT,
@@ -22,20 +20,14 @@ from ..program import (
     FORMULA,
     INPUT_HEIGHT,
     INPUT_WIDTH,
-    JOB_COLUMNS,
     KERNEL_SIZE,
     LAST_INPUT,
     MIRRORS,
-    OPERATION_COLUMNS,
     PART_WEIGHT,
     RADIUS,
     SMOOTHED_WEIGHT,
     TABLE,
     TAP_COUNT,
-    TARGET,
-    TARGET_CHANNEL,
-    TARGET_COLUMN,
-    TARGET_ROW,
     TENSOR_V2,
     WEIGHT_BITS,
     WEIGHT_STRIDE,
@@ -217,25 +209,3 @@ def convolve(view, head, tables, x, y, red):
         green_sum += green_line
         blue_sum += blue_line
     return cut(red_sum, 255.0), cut(green_sum, 255.0), cut(blue_sum, 255.0)
-
-
-@triton.jit
-def mix(view, workspace, jobs, head, x, y, IS_HEAVY: tl.constexpr):
-    """Adds the input and the branches of AugMix, bytes, in order, and clamps the sum.
-
-    The rows after `head` name the job that wrote each branch, an image of the same size. `x` is int32 [1, X], `y` int32
-    [Y, 1].
-    """
-    weight = load_float(head, FACTOR)
-    red, green, blue = fetch(view, x, y, IS_HEAVY)
-    red, green, blue = red * weight, green * weight, blue * weight
-    for number in range(1, tl.load(head + BRANCHES) + 1):
-        branch = head + number * OPERATION_COLUMNS
-        job = jobs + tl.load(branch + BRANCH_JOB).to(tl.int64) * JOB_COLUMNS
-        weight = load_float(branch, FACTOR)
-        step = tl.load(job + TARGET_CHANNEL)
-        pixel = workspace + tl.load(job + TARGET) + y * tl.load(job + TARGET_ROW) + x * tl.load(job + TARGET_COLUMN)
-        red += tl.load(pixel).to(tl.float32) * weight
-        green += tl.load(pixel + step).to(tl.float32) * weight
-        blue += tl.load(pixel + 2 * step).to(tl.float32) * weight
-    return tl.floor(red), tl.floor(green), tl.floor(blue)

@@ -32,7 +32,6 @@ from ..program import (
     HEAD,
     HEIGHT,
     JOB_COLUMNS,
-    MIX,
     OPERATION_COLUMNS,
     OUTPUT,
     PASTE,
@@ -57,7 +56,7 @@ from ..program import (
     WARP,
     WIDTH,
 )
-from .filters import box_blur, convolve, filter_axis, mix, sharpen
+from .filters import box_blur, convolve, filter_axis, sharpen
 from .points import apply_point, in_box, map_axis, place_in_box
 from .warps import sample_grid, warp_fixed, warp_float
 
@@ -126,8 +125,6 @@ def stage_kernel(
         red, green, blue = warp_fixed(view, head, x[None, :], y[:, None], IS_HEAVY)
     elif head_code == SHARPNESS:
         red, green, blue = sharpen(view, head, x[None, :], y[:, None], red, top, IS_HEAVY)
-    elif head_code == MIX:
-        red, green, blue = mix(view, workspace, jobs, head, x[None, :], y[:, None], IS_HEAVY)
     elif head_code == 0:
         red, green, blue = fetch(view, x[None, :], y[:, None], IS_HEAVY)
     if IS_HEAVY:

@@ -27,7 +27,6 @@ PIPELINES: list[Any] = [
     v1.Compose([v1.CenterCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.RandomErasing(p=1)]),
     v1.Compose([CROP, v1.ColorJitter(0.4, 0.4, 0.4, 0.1), v1.ToTensor(), v1.Normalize((0.5,), (0.5,))]),
     v1.Compose([CROP, v1.RandAugment(3), v1.ToTensor()]),
-    v2.Compose([CROP, v2.AugMix(), *TO_FLOATS]),
     v2.Compose([*TO_FLOATS, v2.RandomResizedCrop(24), v2.RandomHorizontalFlip()]),
     v2.Compose([*TO_FLOATS, v2.Resize((24, 24)), v2.ColorJitter(0.4, 0.4, 0.4, 0.1), v2.GaussianBlur(3)]),
     v2.Compose([CROP, *TO_FLOATS, v2.RandomHorizontalFlip(1.0),

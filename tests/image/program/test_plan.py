@@ -13,7 +13,6 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import torch_sink
-from image.augmix_cases import NoStatistics, OnlyStatistics
 from image.cases import encoded, opener
 from torch_sink.image.program.stages import stages_of
 from torch_sink.triton_kernels import rows
@@ -88,45 +87,6 @@ def test_the_same_programs_take_the_same_launches_at_any_size(augmentation: Any)
         measured = [each.statistics_end - each.statistics_begin for each in (launch, other)]
         assert (launch.is_heavy, 4 * measured[0]) == (other.is_heavy, measured[1])
         assert {text: 4 * count for text, count in small.stages_of(launch).items()} == dict(large.stages_of(other))
-
-
-@pytest.mark.parametrize("size", BATCH_SIZES)
-def test_launches_of_augmix_are_bounded(size: int) -> None:
-    """Two for the crop, at most one for each call of the longest chain, one that mixes."""
-    assert len(planned(train(v1.AugMix()), size).launches) <= 2 + 3 + 1
-    assert len(planned(v2_train(v2.AugMix(10, chain_depth=2)), size).launches) <= 2 + 2 + 1
-    alone = v2.Compose([v2.ToImage(), v2.RandomCrop(20), v2.AugMix(mixture_width=5)])
-    assert len(planned(alone, size, distinct=32).launches) <= 1 + 3 + 1
-
-
-@pytest.mark.parametrize("size", BATCH_SIZES)
-def test_branches_share_what_comes_before_them(size: int) -> None:
-    """Statistics at the beginning of every chain measure what the stage before them wrote."""
-    plan = planned(v2_train(OnlyStatistics(mixture_width=4, chain_depth=3)), size, distinct=8)
-    images = [len(jobs_of(plan, launch)) for launch in plan.launches]
-    assert images == [size, size, 4 * size, 4 * size, 4 * size, size]
-    measured = [plan.array("statistics")[launch.statistics_begin : launch.statistics_end] for launch in plan.launches]
-    assert list(map(bool, map(len, measured))) == [False, False, True, True, True, False]
-    assert len(np.unique(measured[2][:, rows.MEASURED_JOB])) == size
-    for launch in plan.launches[2:5]:
-        operations = plan.array("operations")[jobs_of(plan, launch)[:, rows.TAIL_BEGIN]]
-        tables = operations[:, rows.TABLE]
-        assert len(np.unique(tables)) == 4 * size, "programs of one launch would write to each other's tables"
-        assert tables.min() >= len(plan.array("tables"))
-
-
-def test_a_mix_reads_a_decoded_image_where_only_crops_come_before() -> None:
-    """Chains of one call: they run in the first launch, the mix and a flip after it in the second."""
-    pipeline = v2.Compose([v2.CenterCrop(20), NoStatistics(chain_depth=1), v2.RandomHorizontalFlip(1.0), v2.ToImage()])
-    plan = planned(pipeline, 8)
-    assert [len(jobs_of(plan, launch)) for launch in plan.launches] == [3 * 8, 8]
-    assert dict(plan.stages_of(plan.launches[1])) == {"mix + flip": 8}
-
-
-def test_a_mix_needs_no_more_of_a_file_than_the_crop_before_it() -> None:
-    with torch_sink.image_backend("device", device="meta", strict=True):
-        handle = v2.Compose([v2.CenterCrop(20), v2.ToImage(), NoStatistics()])(opener(encoded(60, 40))())
-        assert default_collate([handle]).program.array("boxes").tolist() == [[20, 10, 20, 20]]
 
 
 def test_images_that_need_no_floats_end_with_those_that_do() -> None:

@@ -166,7 +166,7 @@ _OF_BYTES = (0, 1) if _geometry._do_native_uint8_resize_on_cpu(_BILINEAR) else (
     [
         (Op("v1.hflip"), False, 0, 1), (Op("v1.hflip"), True, 0, 1),
         (Op("pil.resize", ((3, 4), 3)), False, 0, 1), (Op("pil.transform", ((3, 4), 0, (), 2, None)), False, 0, 1),
-        (Op("v2.gaussian_blur", ((3, 5), (1.0, 1.0))), False, 1, 0.99), (Op("augmix", ((), torch.uint8)), False, math.inf, 0.99),
+        (Op("v2.gaussian_blur", ((3, 5), (1.0, 1.0))), False, 1, 0.99),
         (Op("v2.adjust_brightness", (1.5,)), False, 0, 1), (Op("v2.equalize"), False, 0, 1),
         (Op("v2.resize", ((3, 4), _BILINEAR, True)), False, *_OF_BYTES), (Op("v1.resize", ((3, 4), _BILINEAR, True)), False, 1, 0.99),
         (Op("v1.adjust_hue", (0.1,)), False, 1, 0.999), (Op("v1.affine", ((), "bilinear", None)), False, 1, 0.99),

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from image.augmix_cases import INPUTS, WAYS
-from image.augmix_cases import images as photos
 from image.cases import (
     COLOR,
     CORE,
@@ -30,8 +28,6 @@ from image.uncommon_cases import UNCOMMON
 import torch_sink
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-# The other ways of AugMix run on a device, and with `-m slow`.
-QUICK = ("v1, resized", "v2, cropped alone", "v2, histograms shared by branches", "v2, floats after it")
 
 
 @pytest.mark.parametrize("name", [*CORE, *COLOR])
@@ -94,23 +90,6 @@ def test_uncommon(name: str) -> None:
 def test_tensor_methods(kind: str, name: str) -> None:
     """What programs do to images with tensors' own methods."""
     check_batch(kind, name)
-
-
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in WAYS]
-)
-def test_augmix(name: str) -> None:
-    check_pipeline(WAYS[name](), photos(2), seed=1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", WAYS)
-def test_augmix_of_more_images(name: str) -> None:
-    check_pipeline(WAYS[name](), photos(16), seed=2)
-
-
-def test_augmix_of_gray_images() -> None:
-    check_pipeline(INPUTS["v1 tensors"]({"severity": 10, "mixture_width": 2}), gray_images()[:2], seed=3)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -188,7 +188,7 @@ def test_a_longer_sink_needs_no_new_engine(fake_cuda: FakeCuda) -> None:
     batches = make_batches(16)
     loop = make_loop(steps_per_sync=-1)
     losses = [loop.run(batches[:6]).losses]
-    engine, model_calls = loop.runner.engine, 0
+    engine, model_calls = loop.engine, 0
 
     def count(*_: Any) -> None:
         nonlocal model_calls
@@ -201,7 +201,7 @@ def test_a_longer_sink_needs_no_new_engine(fake_cuda: FakeCuda) -> None:
         plain, functional.cross_entropy, torch.optim.SGD(plain.parameters(), lr=0.05, momentum=0.9), batches
     )
     torch.testing.assert_close(torch.cat(losses), expected, rtol=1e-5, atol=1e-6)
-    assert loop.runner.engine is engine
+    assert loop.engine is engine
     assert model_calls == 3, "no step but those that are captured"
 
 
@@ -270,7 +270,7 @@ def test_what_has_graphs_of_its_own_is_not_captured(fake_cuda: FakeCuda, place: 
         loss_fn = torch.compile(loss_fn, mode="reduce-overhead")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loop = StepLoop(model, loss_fn, optimizer, jit_config=UNCOMPILED)
-    loop.runner.prepare(4)
+    loop.prepare(4)
     assert "CUDA graphs of its own" in loop.explain()
     assert "mode: eager" in loop.explain()
 
@@ -290,7 +290,7 @@ def test_sparse_gradients_are_not_captured(fake_cuda: FakeCuda) -> None:
     model = Recommender().cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loop = StepLoop(model, functional.cross_entropy, optimizer, mode="graph", jit_config=UNCOMPILED)
-    loop.runner.prepare(4)
+    loop.prepare(4)
     assert "an embedding makes sparse gradients" in loop.explain()
     assert "mode: eager" in loop.explain()
     assert not any(group["fused"] for group in loop.optimizer.param_groups)
@@ -322,10 +322,10 @@ def test_data_parallel_is_captured_on_one_device_only(
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     model = nn.DataParallel(make_model(dropout=0.0).cuda(), device_ids)
     loop = StepLoop(model, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1), jit_config=UNCOMPILED)
-    loop.runner.prepare(4)
+    loop.prepare(4)
     assert f"mode: {mode}" in loop.explain()
     assert ("DistributedDataParallel, with a process for each device" in loop.explain()) == (mode == "eager")
-    assert loop.runner.evaluator()._judge(None).mode == mode
+    assert loop.evaluator()._judge(None).mode == mode
 
 
 @pytest.mark.parametrize("whole", [True, False])

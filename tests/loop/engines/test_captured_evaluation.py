@@ -218,7 +218,7 @@ def test_what_has_graphs_of_its_own_is_not_captured(fake_cuda: FakeCuda, place: 
         forward = torch.compile(lambda model, batch: (None, model(batch[0]), batch[1]), mode="reduce-overhead")
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
     loop = StepLoop(network, loss_fn, optimizer, mode="graph", jit_config=UNCOMPILED)
-    judge = loop.runner.evaluator()._judge(forward)
+    judge = loop.evaluator()._judge(forward)
     assert judge.mode == "eager"
     assert "CUDA graphs of its own" in loop.explain()
     loop.close()
@@ -275,7 +275,7 @@ def test_evaluations_of_different_things_do_not_share_their_graphs(fake_cuda: Fa
     for number in (*range(10), 0, 9):  # the first was forgotten meanwhile, the last was not
         results = loop.evaluate(VALID, metrics={"accuracy"}, forward=forwards[number])
         assert results == {"accuracy": expected, "loss": number}
-    assert graphs(loop.runner.evaluator()) == 8
+    assert graphs(loop.evaluator()) == 8
     loop.close()
 
 

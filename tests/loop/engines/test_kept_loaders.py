@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, Dataset
 from loop.engines.test_on_fake_cuda import make_loop
 from loop.reference import make_batches, make_model, plain_loop
 from torch_sink.loop import Evaluation, LambdaCallback, Model, StepLoop
-from torch_sink.loop.core.batches import KEPT
 from torch_sink.sink import SinkLoader
+from torch_sink.sink.kept import KEPT
 
 pytestmark = pytest.mark.halved
 

@@ -125,7 +125,7 @@ def test_a_later_run_with_batches_of_another_size_is_captured(
     assert [history.eager_steps for history in histories] == [3, 0, 3], "one in the old way, one to settle, one trial"
     assert all(history.captured_steps + history.eager_steps == history.steps for history in histories)
     assert "steps of the latest run: 6 captured, 0 compiled, 3 eager; 1 had batches of another shape" in loop.explain()
-    assert len(loop.runner.engine._graphs) == 3, "those of the other size are gone"
+    assert len(loop.engine._graphs) == 3, "those of the other size are gone"
     losses = torch.cat([history.losses for history in histories])
     torch.testing.assert_close(losses, plain("SGD", batches)[1], rtol=1e-5, atol=1e-6)
     assert not caplog.records
@@ -295,7 +295,7 @@ def test_a_scheduler_runs_ahead_while_the_device_works(fake_cuda: FakeCuda, monk
     plan_on = loop.schedule.plan_on
 
     def noted(steps: int) -> list[list[float]]:
-        planned.append((loop.runner.engine._executed, steps))
+        planned.append((loop.engine._executed, steps))
         return plan_on(steps)
 
     monkeypatch.setattr(loop.schedule, "plan_on", noted)
@@ -308,7 +308,7 @@ def test_a_scheduler_runs_ahead_while_the_device_works(fake_cuda: FakeCuda, monk
 def test_rates_that_stay_as_they_are_are_sent_once(fake_cuda: FakeCuda, scheduler: Any, writes: int) -> None:
     loop = make_loop(steps_per_sync=2, scheduler=scheduler)
     loop.run(make_batches(8))
-    assert loop.runner.engine._rates._table._version == writes
+    assert loop.engine._rates._table._version == writes
     loop.close()
 
 

@@ -116,11 +116,8 @@ def fits_range(written: Any) -> bool:
 
 
 def is_rounded_by_torch(handle: Any) -> bool:
-    """True for a handle whose uint8 values torch computes through floats whose last bits depend on the processor.
-
-    Inside AugMix, whose promise is one of how many values are equal, it is False.
-    """
-    return not getattr(handle, "is_branch_of_augmix", False) and any(op.promise.is_rounded for op in handle.lazy_ops)
+    """True for a handle whose uint8 values torch computes through floats whose last bits depend on the processor."""
+    return any(op.promise.is_rounded for op in handle.lazy_ops)
 
 
 def _since_conversion(handle: Any) -> tuple[Op, ...]:

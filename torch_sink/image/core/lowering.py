@@ -62,9 +62,6 @@ def float_bits(*values: float) -> tuple[int, ...]:
 # The code of an atom is its kind, and its formula above these bits.
 KIND_BITS = 6
 KIND_MASK = (1 << KIND_BITS) - 1
-# The code of a row that belongs to the MIX before it, and names an image that the MIX reads.
-MIXED = KIND_MASK
-
 
 # Columns of an atom while it is lowered: behind those of the kernels, height and width of its output.
 OUTPUT_HEIGHT, OUTPUT_WIDTH, ATOM_COLUMNS = (rows.OPERATION_COLUMNS + more for more in range(3))
@@ -88,13 +85,12 @@ class LoweredImage:
         codes: all that the stages depend on but for sizes: the kind and the formula of each atom.
         tables: {position of an atom: int32 arrays that it looks things up in}.
         weights: {position of an atom: the weights of a resize that it reads, made on the device}.
-        branches: {position of a MIX: what makes the images that it reads, from the image before it}.
         value_ops: calls on bytes that only change values, not in `atoms` yet.
     """
 
     __slots__ = (
         *("height", "width", "channels", "is_uint8", "is_float", "atoms", "codes"),
-        *("tables", "weights", "branches", "value_ops"),
+        *("tables", "weights", "value_ops"),
     )
 
     def __init__(self, height: int, width: int, channels: int) -> None:
@@ -104,7 +100,6 @@ class LoweredImage:
         self.codes: list[int] = []
         self.tables: dict[int, tuple[np.ndarray, ...]] = {}
         self.weights: dict[int, ResizeWeights] = {}
-        self.branches: dict[int, Sequence[LoweredImage]] = {}
         self.value_ops: list[Op] = []
 
     def add(
@@ -136,15 +131,6 @@ class LoweredImage:
         elif weights is not None:
             self.weights[number] = weights
         self.codes.append(code)
-
-    def add_mix(self, weight: float, branches: Sequence[tuple[float, LoweredImage]]) -> None:
-        """MIX: (number of branches,), the weight of the image itself as the factor; then for each branch a row of
-        (the job that ends it,) and its weight."""
-        self.branches[len(self.codes)] = [branch for _, branch in branches]
-        self.add(Kind.MIX, len(branches), factor=weight)
-        for weight_of_branch, _ in branches:
-            self.add(Kind.MIX, factor=weight_of_branch)
-            self.codes[-1] = MIXED
 
     def extend(self, other: LoweredImage) -> None:
         """Adds atoms that were lowered for an image of another size, and keep the size of any image."""

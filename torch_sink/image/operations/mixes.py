@@ -1,28 +1,17 @@
-"""Erased boxes, with one value a channel or one a pixel; and mixed images: AugMix, MixUp and CutMix."""
+"""Erased boxes, with one value a channel or one a pixel; and mixed images: MixUp and CutMix."""
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torchvision.transforms import v2
 
 from torch_sink.image.core.arguments import fits_range
-from torch_sink.image.core.examples import MANY_DRAWS, Arguments, Example, sample
+from torch_sink.image.core.examples import Arguments, Example, sample
 from torch_sink.image.core.lowering import LoweredImage, three
-from torch_sink.image.core.ops import (
-    LOWER,
-    Op,
-    Operation,
-    Promise,
-    Stock,
-    TensorArgument,
-    record_maybe_in_place,
-    replay,
-)
+from torch_sink.image.core.ops import Op, Operation, Stock, TensorArgument, record_maybe_in_place
 from torch_sink.image.operations.functionals import functional, stock_of
 from torch_sink.triton_kernels.rows import Kind
 
@@ -91,51 +80,6 @@ functional(
     examples=_erase_examples,
     transforms={"RandomErasing": [sample(p=1.0), sample(p=1.0, value="random", label='value="random"')]},
     leaves_range=_leaves_range,
-)
-
-# --- AugMix
-
-
-def _augmix(image: torch.Tensor, terms: tuple[tuple[float, tuple[Op, ...]], ...], dtype: torch.dtype) -> torch.Tensor:
-    """The sum of weights times results of chains, in float32 and in this order; the first chain is empty."""
-    batch = image.reshape(1, *image.shape)
-    weights = torch.tensor([weight for weight, _ in terms], dtype=torch.float32, device="cpu").view(-1, 1, 1, 1, 1)
-    mix = weights[0] * batch
-    for weight, (_, chain) in zip(weights[1:], terms[1:], strict=True):
-        mix.add_(weight * replay(batch, chain))
-    return mix.reshape(image.shape).to(dtype)
-
-
-def _lower_augmix(lowered: LoweredImage, terms: tuple[tuple[float, tuple[Op, ...]], ...], dtype: torch.dtype) -> None:
-    branches = []
-    for weight, chain in terms[1:]:
-        branch = LoweredImage(lowered.height, lowered.width, lowered.channels)
-        for op in chain:
-            LOWER[op.name](branch, *op.args)
-        branches.append((weight, branch))
-    lowered.add_mix(terms[0][0], branches)
-
-
-def _augmix_examples(a: Arguments) -> Iterator[Example]:
-    augmix, seed = a.transforms.AugMix(10, fill=a.fill()), a.chance.randrange(1 << 30)
-
-    def run(image: Any) -> Any:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return augmix(image)
-
-    if a.scale == 1 or a.transforms is v2:  # on floats v1 refuses some of what it draws
-        yield Example("augmix", run=run)
-
-
-Operation(
-    "AugMix",
-    stock={"augmix": _augmix},
-    lower=_lower_augmix,
-    # It may put a threshold behind a warp.
-    promise=Promise(math.inf, 0.99, is_rounded=True),
-    examples=_augmix_examples,
-    transforms={"AugMix": [sample(draws=MANY_DRAWS)]},
 )
 
 # --- whole batches

@@ -1,8 +1,7 @@
 """Sources and calls -> the `Program` of a batch: the jobs of all images in launches, and the arrays that kernels read.
 
 Every image's last stage runs in the last launch, for bytes and floats alike, so a batch costs as many launches as its
-longest image has stages, and one more before each in which an image needs statistics of its input. Branches end before
-the launch that mixes them.
+longest image has stages, and one more before each in which an image needs statistics of its input.
 """
 
 from __future__ import annotations

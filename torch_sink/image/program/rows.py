@@ -10,7 +10,7 @@ import numpy as np
 
 from torch_sink.image.core.lowering import ATOM_BYTES, ATOM_COLUMNS, OUTPUT_HEIGHT, ResizeWeights
 from torch_sink.image.decode.jpeg_block import aligned
-from torch_sink.image.program import jobs as run_column
+from torch_sink.image.program import jobs as column_of
 from torch_sink.image.program.jobs import ImagePlan
 from torch_sink.image.program.stages import STAGE_COLUMNS, Stage
 from torch_sink.triton_kernels import rows
@@ -32,8 +32,8 @@ class Rows:
         jobs: int64 [jobs, JOB_COLUMNS], image by image.
         launches: int64 [jobs], number of the launch of each; every image ends in the last launch.
         is_heavy: bool [jobs], whether each needs the heavy variant of the kernel.
-        reads: int64 [n], the jobs that read a decoded image.
-        shown: int64 [n, 4], height and width of what the view of each shows, and of that image.
+        reads: int64 [images], the jobs that read a decoded image.
+        shown: int64 [images, 4], height and width of what the view of each shows, and of that image.
         atoms: int32 [rows, OPERATION_COLUMNS]; row 0 stands for no atom.
         statistics: int32 [n, STATISTIC_COLUMNS]; the last column is the job that waits.
         tables: the lookup tables of the atoms.
@@ -41,30 +41,28 @@ class Rows:
     """
 
     def __init__(self, plans: Sequence[ImagePlan], sources: Sequence[int], results: Sequence[int]) -> None:
-        counts = np.array([plan.counts for plan in plans])
-        first_atoms, first_jobs = (counts.cumsum(axis=0) - counts)[:, :2].T
+        images = _joined([plan.image for plan in plans], np.int64, column_of.IMAGE_COLUMNS)
+        counts = images[:, : column_of.RESULT]
+        first_atoms, first_jobs = (counts.cumsum(axis=0) - counts).T
         lowered = _joined([bytes(ATOM_BYTES), *[plan.atoms for plan in plans]], np.int32, ATOM_COLUMNS)
         atoms, atom_sizes = np.ascontiguousarray(lowered[:, :OUTPUT_HEIGHT]), lowered[:, OUTPUT_HEIGHT:]
         tables = Tables(plans, first_atoms.tolist(), atoms)
-        runs = _joined([plan.runs for plan in plans], np.int64, run_column.RUN_COLUMNS)
         stages = _joined([plan.stages for plan in plans], np.int64, STAGE_COLUMNS)
         stage: Any = Stage._make(stages.T)  # each field is an array [jobs]
 
-        lengths, image_of_run = runs[:, run_column.LENGTH], np.repeat(np.arange(len(plans)), counts[:, 2])
-        run_of_job, beginning = np.repeat(np.arange(len(runs)), lengths), lengths.cumsum() - lengths
-        image = image_of_run[run_of_job]
-        first = runs[run_of_job, run_column.FIRST_ATOM] + first_atoms[image]
+        lengths = counts[:, column_of.JOBS]
+        image = np.repeat(np.arange(len(plans)), lengths)
+        first = 1 + first_atoms[image]
         read = np.arange(-1, len(stages) - 1)  # the job whose output each reads; -1: an image
-        read_by_run = runs[:, run_column.READ_JOB]
-        read[beginning] = np.where(read_by_run < 0, -1, read_by_run + first_jobs[image_of_run])
-        reads, channels = np.flatnonzero(read < 0), np.zeros(len(stages), np.int64)
-        channels[beginning + lengths - 1] = runs[:, run_column.RESULT]
+        read[first_jobs] = -1
+        channels = np.zeros(len(stages), np.int64)
+        channels[first_jobs + lengths - 1] = images[:, column_of.RESULT]
         is_result = channels > 0
 
-        # A stage makes what its last atom makes; one without atoms, at the beginning of a run, what its view shows.
+        # A stage makes what its last atom makes; one without atoms, at the beginning, what its view shows.
         ending = np.where(stage.begin < stage.end, stage.end - 1, stage.head)
-        shown = runs[run_of_job, run_column.SHOWN : run_column.SHOWN + 4]
-        size = np.where(ending[:, None] < 0, shown[:, :2], atom_sizes[first + ending])
+        shown = images[:, column_of.SHOWN : column_of.SHOWN + 4]
+        size = np.where(ending[:, None] < 0, shown[image, :2], atom_sizes[first + ending])
         of_plans = zip(first_jobs.tolist(), plans, strict=True)
         needed = [(job + at, *needed) for job, plan in of_plans for at, *needed in plan.needed]
         narrow, begin, end = np.array(needed, np.int64).reshape(-1, 3).T
@@ -80,15 +78,15 @@ class Rows:
         target[:, 0], target[:, 1], target[:, 3] = (taken.cumsum() - taken) // value_bytes, width, plane
         target[is_result] = _OF_IMAGE
         source = target[read]
-        source[reads] = _OF_IMAGE
-        source[reads, 1], target[is_result, 1] = np.array(sources)[image[reads]], np.array(results)[image[is_result]]
+        source[first_jobs] = _OF_IMAGE
+        source[first_jobs, 1], target[is_result, 1] = sources, results
         jobs[:, rows.SOURCE : rows.SOURCE + 4], jobs[:, rows.TARGET : rows.TARGET + 4] = source, target
         jobs[:, rows.HEIGHT], jobs[:, rows.WIDTH] = height, width
         jobs[:, rows.CHANNELS] = np.where(is_result, channels, 3)
-        # A job that does not begin a run sees its whole input, except for rows that are not needed.
+        # A job behind an image's first sees its whole input, except for rows that are not needed.
         jobs[:, rows.VIEW_X_STEP], jobs[:, rows.VIEW_X_END] = 1, width[read]
         jobs[:, rows.VIEW_Y_STEP], jobs[:, rows.VIEW_Y_END] = 1, height[read]
-        jobs[beginning, rows.VIEW_X_STEP : rows.VIEW_FILL + 1] = runs[:, run_column.VIEW : run_column.SHOWN]
+        jobs[first_jobs, rows.VIEW_X_STEP : rows.VIEW_FILL + 1] = images[:, column_of.VIEW : column_of.SHOWN]
         fill = jobs[:, rows.VIEW_FILL]
         fill += first_atoms[image] * (fill > 0)
         down = first[narrow] + stage.down[narrow]
@@ -105,14 +103,10 @@ class Rows:
         jobs[:, rows.HEAD] = np.where(stage.head < 0, 0, first + stage.head)
         jobs[:, rows.TAIL_BEGIN], jobs[:, rows.TAIL_END] = first + stage.begin, first + stage.end
         self.is_heavy = (stage.is_heavy > 0) | (jobs[:, rows.TARGET_KIND] == rows.FLOATS) | (fill > 0)
-        self.launches = np.arange(len(stages)) + (runs[:, run_column.FIRST_LAUNCH] - beginning)[run_of_job]
-        self.launches += (counts[:, 3].max() - counts[:, 3])[image]
-        for number, plan in enumerate(plans):
-            for row in plan.branches:
-                atoms[row + first_atoms[number], rows.BRANCH_JOB] += first_jobs[number]
+        self.launches = np.arange(len(stages)) + (lengths.max() - lengths - first_jobs)[image]
         self.statistics = _statistics(stage.measured, read, first + stage.begin, tables, atoms)
         self.jobs, self.atoms, self.tables, self.workspace = jobs, atoms, tables, int(taken.sum())
-        self.reads, self.shown = reads, shown[reads]
+        self.reads, self.shown = first_jobs, shown
 
 
 def _statistics(

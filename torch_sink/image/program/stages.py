@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from torch_sink.image.core.lowering import ATOM, ATOM_BYTES, KIND_MASK, MIXED
+from torch_sink.image.core.lowering import ATOM, ATOM_BYTES, KIND_MASK
 from torch_sink.triton_kernels import rows
 from torch_sink.triton_kernels.rows import Kind
 
@@ -59,19 +59,15 @@ Structure = tuple[tuple[Stage, ...], bytes, tuple[tuple[int, int], ...]]
 @functools.lru_cache(maxsize=4096)
 def structure_of(codes: tuple[int, ...], leading: int) -> Structure:
     """The stages of atoms of these codes; the first `leading` atoms are in the view of the first stage."""
-    return structure(stages_of(codes, leading))
-
-
-def structure(stages: tuple[Stage, ...]) -> Structure:
-    """The `Structure` of given stages."""
+    stages = stages_of(codes, leading)
     table = array("q", itertools.chain.from_iterable(stages)).tobytes()
     return stages, table, tuple((at, stage.down) for at, stage in enumerate(stages) if stage.down >= 0)
 
 
 def stages_of(codes: tuple[int, ...], leading: int) -> tuple[Stage, ...]:
     """Splits atoms of these codes into stages; the first `leading` ones belong to none."""
-    kinds = tuple(map(_kind, codes))
-    split = _split(codes, kinds, leading)
+    kinds = _kinds(codes)
+    split = _split(kinds, leading)
     stages, in_floats, source_kind = [], False, rows.BYTES
     for number, (values, head, begin, end) in enumerate(split):
         begins_in_floats = in_floats = in_floats or values >= 0
@@ -96,7 +92,7 @@ def stages_of(codes: tuple[int, ...], leading: int) -> tuple[Stage, ...]:
     return tuple(stages)
 
 
-def _split(codes: Sequence[int], kinds: Sequence[Kind], leading: int) -> list[tuple[int, int, int, int]]:
+def _split(kinds: Sequence[Kind], leading: int) -> list[tuple[int, int, int, int]]:
     """`values`, `head`, `begin` and `end` of each stage."""
     reads_values = kinds[leading : leading + 1] == (Kind.VALUES,) and _begins_with_gather(kinds[leading + 1 :])
     first = leading + reads_values
@@ -106,8 +102,8 @@ def _split(codes: Sequence[int], kinds: Sequence[Kind], leading: int) -> list[tu
         pastes_again = kinds[at] == Kind.PASTE and Kind.PASTE in kinds[begin:end]
         if kinds[at].role == "statistic" or pastes_again:
             split.append((-1, -1, at, at + 1))
-        elif codes[at] == MIXED or (kinds[at].role == "gather" and head < 0 and begin == end):
-            split[-1] = values, at if head < 0 else head, at + 1, at + 1
+        elif kinds[at].role == "gather" and head < 0 and begin == end:
+            split[-1] = values, at, at + 1, at + 1
         elif kinds[at].role == "gather":
             split.append((-1, at, at + 1, at + 1))
         else:
@@ -115,8 +111,8 @@ def _split(codes: Sequence[int], kinds: Sequence[Kind], leading: int) -> list[tu
     return split
 
 
-def _kind(code: int) -> Kind:
-    return Kind.MIX if code == MIXED else Kind(code & KIND_MASK)
+def _kinds(codes: tuple[int, ...]) -> tuple[Kind, ...]:
+    return tuple(Kind(code & KIND_MASK) for code in codes)
 
 
 def _begins_with_gather(kinds: Sequence[Kind]) -> bool:
@@ -144,36 +140,26 @@ class View(NamedTuple):
     fill: int = 0
 
 
-@functools.lru_cache(maxsize=1024)
-def whole_view(size: tuple[int, int]) -> View:
-    """The view that shows an input of `size` as it is."""
-    height, width = size
-    return View((1, 0, 0, width), (1, 0, 0, height), size)
-
-
-def view_through(view: View, codes: tuple[int, ...], atoms: bytearray, begin: int) -> tuple[View, int]:
-    """Joins the first maps of an image to a view; returns the new view, and how many maps it took in.
+def view_through(size: tuple[int, int], codes: tuple[int, ...], atoms: bytearray) -> tuple[View, int]:
+    """The view that the first maps of an image make; returns it, and how many maps it took in.
 
     It takes in a map that leaves the image only where a head follows: elsewhere the tail fills at less cost.
 
     Args:
-        view: the view that the image, or a branch of it, begins with.
-        codes: of the atoms of the image or branch.
-        atoms: rows of the whole image's atoms; row 0 is none.
-        begin: the row of the first atom.
+        size: height and width of the decoded image.
+        codes: of its atoms.
+        atoms: their rows, numbered from 1.
     """
     maps, may_leave = _beginning(codes)
-    if not maps:
-        return view, 0
-    x, y, size, fill = view
+    x, y, fill = (1, 0, 0, size[1]), (1, 0, 0, size[0]), 0
     for at in range(maps):
-        kind, left, top, old_width, old_height, *_, height, width = ATOM.unpack_from(atoms, ATOM_BYTES * (begin + at))
+        kind, left, top, old_width, old_height, *_, height, width = ATOM.unpack_from(atoms, ATOM_BYTES * at)
         if kind == _FLIP:
             x = _flipped(x, old_width) if left else x
             y = _flipped(y, old_height) if top else y
         elif kind == _SHIFT:
             if left < 0 or top < 0 or left + width > old_width or top + height > old_height:
-                row = begin + at
+                row = 1 + at
                 if not may_leave or (fill and _fill_of(atoms, fill) != _fill_of(atoms, row)):
                     return View(x, y, size, fill), at
                 fill = row
@@ -189,14 +175,14 @@ _SHIFT, _FLIP = int(Kind.SHIFT), int(Kind.FLIP)
 
 
 def _fill_of(atoms: bytearray, row: int) -> bytearray:
-    begin = ATOM_BYTES * row + 4 * rows.FILL
+    begin = ATOM_BYTES * (row - 1) + 4 * rows.FILL
     return atoms[begin : begin + 12]
 
 
 @functools.lru_cache(maxsize=4096)
 def _beginning(codes: tuple[int, ...]) -> tuple[int, bool]:
     """How many maps an image begins with, and whether a head follows them."""
-    kinds = tuple(map(_kind, codes))
+    kinds = _kinds(codes)
     maps = next((at for at, kind in enumerate(kinds) if kind.role != "map"), len(kinds))
     return maps, _begins_with_gather(kinds[maps + (kinds[maps : maps + 1] == (Kind.VALUES,)) :])
 

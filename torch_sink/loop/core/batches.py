@@ -1,22 +1,15 @@
-"""The loaders of a loop, and the tensors in their batches."""
+"""The tensors in batches, and how many batches an epoch has."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeGuard
+from collections.abc import Callable
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from torch_sink.common import reference
 from torch_sink.common.containers import leaves, map_leaves
 from torch_sink.common.integrations import without_length_warning
 
-if TYPE_CHECKING:
-    from torch_sink.sink import SinkLoader  # whoever brings batches of another kind does not load it
-
-KEPT = 3  # SinkLoaders over plain loaders, such as one to train and two to evaluate
 _CONSTANTS = (int, float, complex, str, bytes, type(None))
 
 
@@ -104,63 +97,4 @@ def epoch_length(loader: Any, batches: int | None = None) -> int | None:
         with without_length_warning(loader.loader):  # the program has not asked for the length
             return len(loader.loader)
     except (TypeError, NotImplementedError):
-        return None
-
-
-def is_sink(loader: Any) -> TypeGuard[SinkLoader]:
-    """Whether a loader is a SinkLoader."""
-    from torch_sink.sink import SinkLoader
-
-    return isinstance(loader, SinkLoader)
-
-
-class Wrappers:
-    """SinkLoaders over plain loaders, kept for the next run or evaluation over the same loader.
-
-    So their slots, page-locked memory and the graphs that read the slots are made only once. The latest few are kept,
-    each as long as its loader lives. A list supports no weak references, so it lives as long as its wrapper.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = None if device.type == "meta" else device
-        self._waiting: list[tuple[Any, Any]] = []  # a reference to the loader, and its SinkLoader
-
-    @contextmanager
-    def over(self, dataset: Any) -> Iterator[SinkLoader]:
-        """A context with the dataset itself if it is a SinkLoader, else with a SinkLoader over it."""
-        from torch_sink.sink import SinkLoader
-
-        if is_sink(dataset):
-            yield dataset
-            return
-        sink = self._take(dataset)
-        if sink is None:  # bool() would ask for its length, which a stream may not have
-            sink = SinkLoader(dataset, device=self._device)
-        try:
-            yield sink
-            if sink.wait_for_loader():
-                self._waiting.append((reference(dataset, sink.close), sink))
-            else:
-                sink.close()
-        except BaseException:
-            sink.close()
-            raise
-        for _, oldest in self._waiting[:-KEPT]:
-            oldest.close()
-        del self._waiting[:-KEPT]
-
-    def close(self) -> None:
-        """Close the SinkLoaders."""
-        while self._waiting:
-            self._waiting.pop()[1].close()
-
-    def _take(self, dataset: Any) -> Any:
-        """The latest SinkLoader over this loader; None if there is none, or if the loader was changed since."""
-        self._waiting = [one for one in self._waiting if one[0]() is not None]
-        for place, (loader, sink) in reversed([*enumerate(self._waiting)]):
-            if loader() is dataset:
-                del self._waiting[place]
-                if sink.start_over():
-                    return sink
-                sink.close()
         return None
