@@ -32,11 +32,8 @@ def traces() -> dict[str, set[Any]]:
 
 
 def is_kept(path: Path) -> bool:
-    """Whether a temporary file is there until a process ends: the fallback report of the latest backend, for one.
-
-    And the folder that torch 2.8 makes where `torch.distributed.nn` is imported, as in a fork server.
-    """
-    return path.name.startswith("torch_sink_fallback_") or (path / "_remote_module_non_scriptable.py").is_file()
+    """Whether a temporary file is the folder that torch 2.8 makes where `torch.distributed.nn` is imported."""
+    return (path / "_remote_module_non_scriptable.py").is_file()
 
 
 def command(process: psutil.Process) -> str:

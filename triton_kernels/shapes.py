@@ -15,7 +15,7 @@ class LaneShape(NamedTuple):
 
     bits: int  # bits of a lane, a power of two
     warm_up_bits: int  # how many bits before its first one a lane begins to decode
-    rounds: int  # rounds of corrections for all files at once; whoever needs more goes on alone
+    rounds: int  # rounds of corrections for all files at once; who needs more goes on while the others are written
 
 
 class TileShape(NamedTuple):
@@ -27,9 +27,9 @@ class TileShape(NamedTuple):
     columns: int
 
 
-# Long lanes waste less on synchronization, short ones fill a device with few images. After the rounds most photographs
-# have no wrong lane, and the others few: docs/inside/jpeg.md has the counts.
-LANE_SHAPES = (LaneShape(1024, 512, 16), LaneShape(2048, 512, 8), LaneShape(4096, 1024, 4))
+# Long lanes waste less on synchronization, short ones fill a device with few images. After the rounds nine photographs
+# in ten have no wrong lane, and the others few: docs/inside/jpeg.md has the counts.
+LANE_SHAPES = (LaneShape(1024, 512, 10), LaneShape(2048, 512, 5), LaneShape(4096, 1024, 3))
 # Encoded bytes of a batch from which on each is chosen. The longest waste no less than the middle ones, so they are for
 # batches that keep a large device busy all the same: about 130,000 lanes. `make gpu` times all three.
 LEAST_BYTES = (0, 50_000 * 2048 // 8, 130_000 * 4096 // 8)

@@ -193,7 +193,7 @@ def bytes_moved(scan: Scan) -> dict[str, tuple[int, int]]:
         "unstuff": (2 * stream, stream),
         "warm-up and first pass": (stream, 0),
         "write": (stream, 2 * 2 * samples),
-        "DC": (2 * blocks, 2 * blocks),
+        "DC": (2 * 2 * blocks, 2 * blocks),
         "inverse transform": (2 * samples, samples),
         "color": (samples, 3 * width * height),
     }

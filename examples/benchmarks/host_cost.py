@@ -22,7 +22,7 @@ from unittest import mock
 
 import torch
 import triton.compiler
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
@@ -32,12 +32,11 @@ from harness import describe, distinct, finish, make_parser, photographs, positi
 from torch_sink.cli.pipelines import build_pipeline
 from torch_sink.cli.worker_cost import percentiles
 from torch_sink.common import transfer
-from torch_sink.common.slab_writer import SlabCollate
-from torch_sink.common.slabs import Slabs
 from torch_sink.image.decode import providers
 from torch_sink.image.program.program import Wanted
 from torch_sink.image.run import ahead
 from torch_sink.image.run import device as on_device
+from torch_sink.sink.openers import DataLoaderOpener
 from torch_sink.triton_kernels.launching import Launcher, is_interpreted
 
 PIPELINES = ("v1 train", "v1 train + ColorJitter", "v1 train + RandAugment")
@@ -219,19 +218,16 @@ def measured(clock: Clock, memory: PinnedMemory) -> Iterator[None]:
 def batches(folder: Path, pipeline: str, size: int, block: str) -> Iterator[Callable[[], Any]]:
     """What receives one batch after the other; each lies in the queue already."""
     dataset = ImageFolder(str(folder), build_pipeline(pipeline))
-    slabs = Slabs(1, SLABS)
-    collate = SlabCollate(default_collate, slabs) if block == "pinned" else default_collate
     indices = [list(range(size))] * MOST_BATCHES
-    loader = DataLoader(
-        dataset, batch_sampler=indices, num_workers=1, collate_fn=collate, multiprocessing_context="fork"
-    )
-    slabs.begin_generation([])
-    iterator: Any = iter(loader)
+    loader = DataLoader(dataset, batch_sampler=indices, num_workers=1, multiprocessing_context="fork")
+    opener = DataLoaderOpener(loader, None)
+    if block == "pinned":
+        opener.make_slabs(SLABS)
+    iterator: Any = opener.open() if block == "pinned" else iter(loader)
     while True:
         while iterator._data_queue.empty():
             time.sleep(POLL_SECONDS)
         yield lambda: next(iterator)[0]
-        slabs.adapt()
 
 
 def measure(folder: Path, pipeline: str, size: int, rounds: int, block: str) -> dict[str, Any]:

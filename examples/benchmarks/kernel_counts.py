@@ -26,11 +26,14 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import torch_sink
+from jpeg import covered_files
 from jpeg_rounds import opened
 from kernel_record import write_record
 from torch_sink.cli.machine import describe_machine
 from torch_sink.cli.photos import make_photo, photo_file
 from torch_sink.cli.pipelines import CROP, JITTER, MEAN, STD, find_images
+from torch_sink.image.decode.jpeg_decoder import decode_jpegs
+from torch_sink.image.decode.source import Box
 from torch_sink.triton_kernels import shapes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,21 +109,35 @@ def photographs(count: int, folder: Path | None) -> list[bytes]:
     return [found[place * len(found) // count] for place in range(count)]
 
 
+def training_crops(files: list[bytes]) -> list[Box]:
+    """The part of each file that `RandomResizedCrop` reads; the draws are those of a fixed seed."""
+    torch.manual_seed(3)
+    transform = v1.RandomResizedCrop(CROP)
+    crops = [transform.get_params(Image.open(io.BytesIO(file)), transform.scale, transform.ratio) for file in files]
+    return [Box(left, top, width, height) for top, left, height, width in crops]
+
+
 def count_decoder(files: list[bytes], lanes: int) -> list[dict[str, Any]]:
     """The counts of each kernel of the JPEG decoder, and of all, with the lanes that a batch of some size has.
 
     Args:
-        files: whole JPEG files.
+        files: JPEG files, of which the crops of training are decoded.
         lanes: the number of their shape, in `LANE_SHAPES`.
     """
+    sources = covered_files(files)
     with lanes_of_shape(lanes), counting() as executor:
-        torch_sink.decode_images(files, device="cpu", provider="triton")
-    pixels = sum(math.prod(Image.open(io.BytesIO(file)).size) for file in files)
+        decode_jpegs(sources, training_crops(files), torch.device("cpu"))
+    pixels = pixels_of(files)
     rows = [
         row_of(name.removesuffix("_kernel").replace("_", " "), [found], pixels, len(files))
         for name, found in executor.counts.items()
     ]
     return [*rows, row_of("all", list(executor.counts.values()), pixels, len(files))]
+
+
+def pixels_of(files: list[bytes]) -> int:
+    """The pixels of all of them."""
+    return sum(math.prod(Image.open(io.BytesIO(file)).size) for file in files)
 
 
 @contextmanager
@@ -155,6 +172,7 @@ def count_all(images: int, folder: Path | None) -> dict[str, Any]:
             "count": len(files),
             "given": folder is not None,
             "mean_bytes": sum(map(len, files)) / len(files),
+            "share_of_crops": sum(crop.width * crop.height for crop in training_crops(files)) / pixels_of(files),
         },
         "lanes": {str(batch): lanes_of_batch(files, batch) for batch in BATCHES},
         "decoder": decoder,

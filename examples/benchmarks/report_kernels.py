@@ -103,7 +103,8 @@ def executed_lines(report: Report) -> list[str]:
         table(["pipeline", *heads], [executed_row(row) for row in counts["pipelines"]]),
         "",
         f"The JPEG decoder, for a pixel of an image, on {files['count']} {made_by} with a mean of",
-        f"{files['mean_bytes'] / 1e3:.0f} kB. Bits of a lane: {lanes_of_batches(counts['lanes'])}.",
+        f"{files['mean_bytes'] / 1e3:.0f} kB. Only the crops that `RandomResizedCrop` reads are transformed, as in",
+        f"training: {files['share_of_crops']:.0%} of the pixels. Bits of a lane: {lanes_of_batches(counts['lanes'])}.",
         "",
         table(
             ["kernel", *[f"instructions, lanes of {shape.bits}" for shape in LANE_SHAPES]],

@@ -20,8 +20,8 @@ CHANNELS, FLOAT_BYTES = 3, 4
 # Steps of the decoder, and the kernels that each consists of.
 DECODER = {
     "Unstuff bytes": ("assign", "count unstuffed", "sum before", "unstuff"),
-    "Sync lanes": ("lookup", "warm up", "compare", "round", "settle"),
-    "Huffman codes": ("write", "dc"),
+    "Sync lanes": ("lookup", "warm up", "compare", "round", "count"),
+    "Huffman codes": ("finish", "sum dc", "add dc"),
     "DCT, colors": ("idct", "color"),
 }
 WIDTH, HEIGHT, MARGIN = 1000, 630, 20

@@ -23,11 +23,11 @@ from torch.utils.data import DataLoader
 from harness import describe, make_parser, photographs, positive, read_files, save, write
 from torch_sink.cli.worker_cost import percentiles
 from torch_sink.common import segments
-from torch_sink.common.slab_writer import SlabCollate
-from torch_sink.common.slabs import Slabs
 from torch_sink.image.program.block import Packed
+from torch_sink.sink.openers import DataLoaderOpener
 
 WARM_UP = 8
+SLABS = 2  # of the worker, beside those for batches that are made ahead
 
 
 class Pack:
@@ -51,19 +51,13 @@ class Pack:
 
 def run(files: list[bytes], batches: int, use: Callable[[torch.Tensor], Any], way: str) -> dict[str, float]:
     """Microseconds an image of the worker and of the training process."""
-    slabs, collate = Slabs(1, 4), Pack(files, in_segments=way == "segments")
-    loader = DataLoader(
-        range(WARM_UP + batches),
-        1,
-        num_workers=1,
-        collate_fn=SlabCollate(collate, slabs) if way == "slabs" else collate,
-        multiprocessing_context="fork",
-    )
-    slabs.begin_generation([])
+    collate = Pack(files, in_segments=way == "segments")
+    loader = DataLoader(range(WARM_UP + batches), 1, num_workers=1, collate_fn=collate, multiprocessing_context="fork")
+    opener = DataLoaderOpener(loader, None)
+    slabs = opener.make_slabs(SLABS) if way == "slabs" else None
     expected = torch.frombuffer(bytearray(b"".join(files)), dtype=torch.uint8)
     begun = worker_begun = worker_ended = 0.0
-    for number, (made, worker_ended) in enumerate(loader):
-        slabs.adapt()
+    for number, (made, worker_ended) in enumerate(loader if slabs is None else opener.open()):
         blob = made.blob if isinstance(made, Packed) else made
         if number < WARM_UP and not torch.equal(blob, expected):
             sys.exit("a batch did not arrive as it was sent; nothing was measured")
@@ -71,7 +65,7 @@ def run(files: list[bytes], batches: int, use: Callable[[torch.Tensor], Any], wa
         del blob, made
         if number == WARM_UP - 1:
             begun, worker_begun = time.process_time(), worker_ended
-    if way == "slabs" and slabs.batches_received < batches:
+    if slabs is not None and slabs.batches_received < batches:
         sys.exit("batches did not come in slabs; nothing was measured")
     scale = 1e6 / batches / len(files)
     return {"worker": (worker_ended - worker_begun) * scale, "training": (time.process_time() - begun) * scale}

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from itertools import chain, islice, repeat
 from pathlib import Path
@@ -41,13 +41,12 @@ from torch_sink.cli.worker_cost import (
     spread,
     summary,
 )
-from torch_sink.common.slab_writer import SlabCollate
-from torch_sink.common.slabs import Slabs
+from torch_sink.sink.openers import DataLoaderOpener
 from worker_rows import LARGE, MOST_FILES, ROWS, SMALL, Row
 
 ROOT = Path(__file__).resolve().parents[2]
 GATE_SAMPLES = 8
-SLABS = 4  # of the worker
+SLABS = 2  # of the worker, beside those for batches that are made ahead
 SLAB_WARM_UP = 8  # batches at first, which show how large slabs have to be
 START = "start"
 # CPU seconds of a new process: imports, setting the backend, the first batch.
@@ -108,22 +107,15 @@ def measure(name: str, row: Row, files: list[Path], rounds: int) -> dict[str, An
 def milliseconds_with_slabs(pipeline: Pipeline, images: int, seed: int) -> float:
     """CPU milliseconds that a sample costs a worker that records and writes to the slabs of a `SinkLoader`."""
     seed_everything(seed)
-    slabs = Slabs(1, SLABS)
+    opener = DataLoaderOpener(pipeline.loader(1, persistent_workers=True), None)
+    slabs = opener.make_slabs(SLABS)
     with torch_sink.image_backend("device", device="meta"):
-        made = 1000 * seconds_a_sample(islice(batches_in_slabs(pipeline, slabs), SLAB_WARM_UP, None), images)
-    if slabs.batches_received * pipeline.batching["batch_size"] < images:
+        batches = chain.from_iterable(opener.open() for _ in repeat(None))
+        made = 1000 * seconds_a_sample(islice(batches, SLAB_WARM_UP, None), images)
+        opener.close()
+    if slabs is None or slabs.batches_received * pipeline.batching["batch_size"] < images:
         sys.exit("batches did not come in slabs; nothing was measured")
     return made
-
-
-def batches_in_slabs(pipeline: Pipeline, slabs: Slabs) -> Iterator[tuple[int, float, Any]]:
-    """`Pipeline.batches` of a worker that writes to slabs."""
-    collate = SlabCollate(pipeline.batching["collate_fn"], slabs)
-    loader = pipeline._replace(batching={**pipeline.batching, "collate_fn": collate}).loader(1, persistent_workers=True)
-    slabs.begin_generation([])
-    for batch in chain.from_iterable(repeat(loader)):
-        yield batch
-        slabs.adapt()
 
 
 def measure_start(folder: Path, rounds: int) -> dict[str, dict[str, dict[str, float]]]:

@@ -4,7 +4,7 @@
 |---|---|
 | `client.py` | what a program is, and what comparing its two runs tells |
 | `scripts.py` | in the manner of public scripts: ImageNet, transfer learning, MAE |
-| `crops.py` | in the manner of public scripts: several crops of an image (DINO, MoCo, VICReg) |
+| `crops.py` | in the manner of public scripts: several crops of an image (DINO, MoCo, SimCLR, BYOL, VICReg) |
 | `references.py` | in the manner of torchvision's references: classification, segmentation, detection |
 | `tutorials.py` | in the manner of PyTorch's tutorials and of pytorch/examples, one technique each |
 | `timm_programs.py` | in the manner of timm's train script, ConvNeXt |

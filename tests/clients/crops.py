@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import random
 from typing import Any
 
@@ -190,5 +191,163 @@ def vicreg(run: Run) -> list[float]:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            losses.append(loss.item())
+    return losses
+
+
+class Views:
+    """SimCLR's: some draws of one transform."""
+
+    def __init__(self, base: Any, views: int = 2) -> None:
+        self.base, self.views = base, views
+
+    def __call__(self, image: Image.Image) -> list[Tensor]:
+        return [self.base(image) for _ in range(self.views)]
+
+
+def info_nce(features: Tensor, views: int, temperature: float) -> tuple[Tensor, Tensor]:
+    """Similarities to the positive first and to the negatives after it, and the labels, all 0."""
+    labels = torch.cat([torch.arange(len(features) // views) for _ in range(views)])
+    same = (labels[:, None] == labels).to(features.device)
+    features = functional.normalize(features, dim=1)
+    similarity = features @ features.T
+    others = ~torch.eye(len(same), dtype=torch.bool, device=features.device)
+    same, similarity = same[others].view(len(same), -1), similarity[others].view(len(same), -1)
+    logits = torch.cat([similarity[same].view(len(same), -1), similarity[~same].view(len(same), -1)], dim=1)
+    return logits / temperature, torch.zeros(len(logits), dtype=torch.long, device=features.device)
+
+
+@client("SimCLR, two views", "torchvision")
+def simclr(run: Run) -> list[float]:
+    jitter = transforms.ColorJitter(0.8, 0.8, 0.8, 0.2)
+    base = transforms.Compose(
+        [
+            transforms.RandomResizedCrop(size=SIZE),
+            transforms.RandomHorizontalFlip(),
+            transforms.RandomApply([jitter], p=0.8),
+            transforms.RandomGrayscale(p=0.2),
+            transforms.ToTensor(),
+        ]
+    )
+    images = datasets.ImageFolder(str(run.photos / "train"), Views(base))
+    loader = run.sink(DataLoader(images, batch_size=BATCH, shuffle=True, num_workers=2, drop_last=True))
+    model = network(FEATURES).to(run.device)
+    optimizer = torch.optim.Adam(model.parameters(), 3e-4)
+    losses = []
+    for _ in range(2):
+        for views, _labels in loader:
+            logits, labels = info_nce(model(torch.cat(views, dim=0).to(run.device)), len(views), 0.07)
+            loss = functional.cross_entropy(logits, labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return losses
+
+
+@client("BYOL, two views", "torchvision")
+def byol(run: Run) -> list[float]:
+    """The views are made of tensors, and both networks see both."""
+    to_view = [
+        transforms.Compose(
+            [
+                transforms.RandomResizedCrop(SIZE, scale=(0.2, 1.0)),
+                transforms.RandomHorizontalFlip(),
+                transforms.RandomApply([transforms.ColorJitter(0.4, 0.4, 0.2, 0.1)], p=0.8),
+                transforms.RandomGrayscale(p=0.2),
+                PillowBlur(p_blur),
+                transforms.RandomSolarize(128, p=p_solarize),
+                to_normalized,
+            ]
+        )
+        for p_blur, p_solarize in ((1.0, 0.0), (0.1, 0.2))
+    ]
+
+    def views(image: Image.Image) -> dict[str, Tensor]:
+        return {"view_1": to_view[0](image), "view_2": to_view[1](image)}
+
+    images = datasets.ImageFolder(str(run.photos / "train"), views)
+    loader = run.sink(DataLoader(images, batch_size=BATCH, shuffle=True, drop_last=True))
+    online, predictor = network(FEATURES).to(run.device), nn.Linear(FEATURES, FEATURES).to(run.device)
+    target = copy.deepcopy(online)
+    optimizer = torch.optim.SGD([*online.parameters(), *predictor.parameters()], 0.03, momentum=0.9)
+    losses = []
+    for _ in range(2):
+        for batch, _labels in loader:
+            first, second = batch["view_1"].to(run.device), batch["view_2"].to(run.device)
+            with torch.no_grad():
+                wanted = [functional.normalize(target(view), dim=-1) for view in (second, first)]
+            guesses = [functional.normalize(predictor(online(view)), dim=-1) for view in (first, second)]
+            terms = [2 - 2 * (guess * want).sum(-1) for guess, want in zip(guesses, wanted, strict=True)]
+            loss = torch.stack(terms).sum(0).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            follow(target, online, 0.99)
+            losses.append(loss.item())
+    return losses
+
+
+class DinoTwoCrops:
+    """DINOv2's: a dict of lists; the teacher's crops are the student's global ones."""
+
+    def __init__(self, small: int) -> None:
+        to_global = transforms.RandomResizedCrop(SIZE, scale=(0.32, 1.0), interpolation=InterpolationMode.BICUBIC)
+        to_local = transforms.RandomResizedCrop(SIZE // 2, scale=(0.05, 0.32), interpolation=InterpolationMode.BICUBIC)
+        flip = transforms.RandomHorizontalFlip(p=0.5)
+        self.geometric_global, self.geometric_local = (
+            transforms.Compose([crop, flip]) for crop in (to_global, to_local)
+        )
+        jitter = transforms.RandomApply([transforms.ColorJitter(0.4, 0.4, 0.2, 0.1)], p=0.8)
+        colors = [jitter, transforms.RandomGrayscale(p=0.2)]
+        solarize = transforms.RandomSolarize(threshold=128, p=0.2)
+        self.first = transforms.Compose([*colors, PillowBlur(1.0), to_normalized])
+        self.second = transforms.Compose([*colors, PillowBlur(0.1), solarize, to_normalized])
+        self.local, self.small = transforms.Compose([*colors, PillowBlur(0.5), to_normalized]), small
+
+    def __call__(self, image: Image.Image) -> dict[str, Any]:
+        crops = [self.first(self.geometric_global(image)), self.second(self.geometric_global(image))]
+        local = [self.local(self.geometric_local(image)) for _ in range(self.small)]
+        return {"global_crops": crops, "global_crops_teacher": crops, "local_crops": local, "offsets": ()}
+
+
+def without_label(_label: int) -> tuple[()]:
+    """DINOv2's datasets give no labels."""
+    return ()
+
+
+def collate_and_cast(samples: list[Any], dtype: torch.dtype) -> dict[str, Tensor]:
+    """DINOv2's: all crops of a kind are one batch, crop by crop."""
+    kinds = ("global_crops", "local_crops")
+    stacks = {
+        kind: torch.stack([sample[0][kind][at] for at in range(len(samples[0][0][kind])) for sample in samples])
+        for kind in kinds
+    }
+    return {f"collated_{kind}": stack.to(dtype) for kind, stack in stacks.items()}
+
+
+@client("DINOv2, multi-crop", "torchvision", note="Pillow's blur in place of torchvision's")
+def dino_two(run: Run) -> list[float]:
+    images = datasets.ImageFolder(str(run.photos / "train"), DinoTwoCrops(small=2), target_transform=without_label)
+    collate = functools.partial(collate_and_cast, dtype=torch.float32)
+    options: dict[str, Any] = {"shuffle": True, "num_workers": 1, "drop_last": True, "collate_fn": collate}
+    loader = run.sink(DataLoader(images, batch_size=BATCH, **options))
+    student = network(FEATURES).to(run.device)
+    teacher = copy.deepcopy(student)
+    optimizer = torch.optim.AdamW(student.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(2):
+        for batch in loader:
+            large = batch["collated_global_crops"].to(run.device, non_blocking=True)
+            small = batch["collated_local_crops"].to(run.device, non_blocking=True)
+            with torch.no_grad():
+                targets = (teacher(large) / 0.07).softmax(-1).chunk(2)
+            guesses = [part for crops in (large, small) for part in (student(crops) / 0.1).log_softmax(-1).chunk(2)]
+            terms = [-(t * g).sum(-1).mean() for i, t in enumerate(targets) for j, g in enumerate(guesses) if i != j]
+            loss = torch.stack(terms).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            follow(teacher, student, 0.99)
             losses.append(loss.item())
     return losses

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import json
 import multiprocessing
@@ -23,8 +22,9 @@ from torch.utils.data._utils import worker
 from torchvision import datasets, transforms
 
 import torch_sink
-from torch_sink.common import patches
-from torch_sink.common.patches import Patches, WorkerLoop, wait_for_senders
+from torch_sink.common.patches import Patches
+from torch_sink.worker import prepare
+from torch_sink.worker.prepare import wait_for_senders
 
 pytestmark = pytest.mark.halved
 
@@ -195,7 +195,7 @@ def test_nobody_waits_for_batches_that_nobody_reads(monkeypatch: pytest.MonkeyPa
         queue.cancel_join_thread()
         queue.put(bytes(1 << 21))
     looks = itertools.count()  # each a moment of 10 ms, on a clock that a busy machine does not slow down
-    monkeypatch.setattr(patches, "time", SimpleNamespace(monotonic=lambda: 0.01 * next(looks)))
+    monkeypatch.setattr(prepare, "time", SimpleNamespace(monotonic=lambda: 0.01 * next(looks)))
     wait_for_senders()
     waited = 0.01 * next(looks)
     with ThreadPoolExecutor(len(queues)) as pool:  # the threads take the lock in any order
@@ -205,11 +205,3 @@ def test_nobody_waits_for_batches_that_nobody_reads(monkeypatch: pytest.MonkeyPa
         queue.close()
         queue._thread.join()  # type: ignore[attr-defined]
     assert waited < 0.9
-
-
-def test_layers_of_a_worker_loop_wait_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    at_exit: list[Callable[[], None]] = []
-    monkeypatch.setattr(atexit, "register", at_exit.append)
-    monkeypatch.setattr(atexit, "unregister", lambda function: function in at_exit and at_exit.remove(function))
-    WorkerLoop(WorkerLoop(lambda: None))()
-    assert at_exit == [wait_for_senders]

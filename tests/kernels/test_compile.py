@@ -24,7 +24,7 @@ from kernels.releases import is_oldest_torch
 BENCHMARKS = Path(__file__).resolve().parents[2] / "examples" / "benchmarks"
 SCRIPT = BENCHMARKS / "kernels.py"
 RECORD = json.loads((BENCHMARKS / "results" / "kernels.json").read_text())
-QUICK = ("prologue", "statistics", "jpeg write", "jpeg inverse transform", "jpeg color")
+QUICK = ("prologue", "statistics", "jpeg finish", "jpeg inverse transform", "jpeg color")
 LARGEST = ("stage, light, float32", "stage, heavy, float32")
 AS_RECORDED = triton.__version__ == RECORD["machine"]["releases"]["triton"]
 EVERY_TARGET = "cuda:80", "cuda:90", "cuda:100", "hip:gfx942"
@@ -55,7 +55,7 @@ def regressions(rows: list[dict[str, Any]]) -> list[str]:
 def test_variants_of_every_day() -> None:
     name = "variants of every day"
     is_seen = seen.is_seen(name)
-    names = ("jpeg write", "jpeg color") if is_seen else QUICK
+    names = ("jpeg finish", "jpeg color") if is_seen else QUICK
     targets = ("cuda:90", "hip:gfx942") if AS_RECORDED or is_seen else EVERY_TARGET
     rows = compiled("--again", "--only", *names, "--targets", *targets)
     check(rows)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # The lowest first: what a floor imports stands before it.
 FLOORS = [
     *("triton_kernels", "triton_kernels.stages", "triton_kernels.jpeg"),
-    *("common", "damage", "tracing"),
+    *("common", "damage", "worker", "tracing"),
     "sink",
     *("image.core", "image.decode", "image.operations", "image.program"),
     *("image.handles", "image.steps", "image.run", "image"),

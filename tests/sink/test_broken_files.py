@@ -41,8 +41,7 @@ from torchvision.transforms.functional import pil_to_tensor
 import torch_sink
 from torch_sink import SinkLoader
 from torch_sink.damage.report import DecodeReport
-from torch_sink.damage.samples import GuardedCollate, PartialBatch
-from torch_sink.sink.snapshots import SnapshotBatch
+from torch_sink.worker.batch import WorkerBatch
 
 pytestmark = [pytest.mark.halved, QUIET]
 COUNT = 40
@@ -101,12 +100,6 @@ def test_skipping(paths: list[Path], backend: str, kind: Any, workers: int) -> N
     assert all(f"{path}: {reason}" in str(stats) for path, reason in stats.broken_files)
     report = torch_sink.decode_report()
     assert (report.skipped, set(report.files)) == (broken, {path for path, _ in stats.broken_files})
-
-
-def test_code_may_remember_collate_functions() -> None:
-    """As functions they can be members of a set."""
-    collate = GuardedCollate(default_collate, "skip", True, lambda: None)
-    assert collate in {collate, GuardedCollate(default_collate, "skip", True, lambda: None)}
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -305,9 +298,7 @@ def test_the_thread_that_pins_memory_reaches_the_batch_inside() -> None:
             return "pinned"
 
     lost = DecodeReport(1, 0, {"a.jpg": "broken"})
-    pinned = pin_memory(PartialBatch(SnapshotBatch(Batch(), 1, b"state"), lost))
-    assert (type(pinned), type(pinned.batch)) == (PartialBatch, SnapshotBatch)
-    assert pinned == PartialBatch(SnapshotBatch("pinned", 1, b"state"), lost)
+    assert pin_memory(WorkerBatch(Batch(), 1, b"state", lost)) == WorkerBatch("pinned", 1, b"state", lost)
 
 
 # --- errors name their files

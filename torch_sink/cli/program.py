@@ -90,7 +90,7 @@ class _Watch:
         self.policies: dict[int, Policy | None] = {}  # of the SinkLoaders that read them
         self.passes: Counter[int] = Counter()
         self.backends: set[str] = set()
-        self.before = ledger.folder, ledger.total()[0]
+        self.before = ledger.report, ledger.total()[0]
         self.lock = threading.RLock()  # no other thread starts workers while the report changes the backend
         self.is_inside = False
         self.patches = Patches()
@@ -127,10 +127,10 @@ class _Watch:
         """The text of all reports; an error in one of them becomes text, because the program has to go on."""
         if not self.loaders:
             return "torch_sink.explain(): no DataLoader was read inside of the block; put it around the loop"
-        folder, counts = self.before
+        name, counts = self.before
         report = torch_sink.fallback_report()
         now = report.counts
-        fallbacks = now - counts if ledger.folder == folder else now  # those since the block began
+        fallbacks = now - counts if ledger.report == name else now  # those since the block began
         about = ["fell back to stock code:", *command.remedies(fallbacks)] if fallbacks else []
         about += report.said_of_origins[:1] or ([] if fallbacks else ["no fallbacks"])  # the rest stands below
         run = command.lines_of("This run", about if fallbacks or "device" in self.backends else [_OFF])

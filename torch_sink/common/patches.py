@@ -7,18 +7,12 @@ gone, the attribute is the original object again.
 
 from __future__ import annotations
 
-import atexit
-import importlib
-import sys
-import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 MISSING = object()
-WORKER_LOOPS = ("torch.utils.data._utils.worker", "torchdata.stateful_dataloader.stateful_dataloader")
 Make = Callable[[Any], Any]
 
 
@@ -94,6 +88,12 @@ def read(owner: Any, name: Any) -> Any:
     return (owner if isinstance(owner, dict) else vars(owner)).get(name, MISSING)
 
 
+def original(owner: Any, name: Any) -> Any:
+    """The function that is an attribute of `owner`, whatever features have put in its place."""
+    place = _places.get((id(owner), name))
+    return getattr(owner, name) if place is None else place.original()
+
+
 def unknown_releases(what: str) -> RuntimeError:
     """The error for something of torch or torchvision that the installed releases lack."""
     import torchvision
@@ -115,63 +115,3 @@ def _write(owner: Any, name: Any, value: Any) -> None:
         setattr(owner, name, value)
     elif name in vars(owner):
         delattr(owner, name)
-
-
-class WorkerLoop:
-    """Base of stand-ins for `_worker_loop` of torch or torchdata, which prepare a data worker before the loop runs.
-
-    A stand-in is pickled to spawned workers together with the stand-ins below it. The stock loop is not pickled: the
-    worker looks it up in its module.
-
-    Args:
-        below: the stock loop, or another stand-in.
-    """
-
-    def __init__(self, below: Callable[..., None]) -> None:
-        self.below: Callable[..., None] | None = below
-        self.module: str = below.module if isinstance(below, WorkerLoop) else below.__module__
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "below": self.below if isinstance(self.below, WorkerLoop) else None}
-
-    def stock(self) -> Callable[..., None]:
-        """The worker loop of torch or torchdata."""
-        module = importlib.import_module(self.module)
-        place = _places.get((id(module), "_worker_loop"))
-        return place.original() if place is not None else module._worker_loop
-
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
-        """Run the stand-in or the stock loop below, in the worker."""
-        wait_for_senders_at_exit()
-        return (self.below or self.stock())(*args, **kwargs)
-
-
-def wait_for_senders_at_exit() -> None:
-    """Makes a data worker call `wait_for_senders` when it ends, once, however many features ask for it."""
-    atexit.unregister(wait_for_senders)
-    atexit.register(wait_for_senders)
-
-
-def wait_for_senders() -> None:
-    """Waits, for a second at most in all, until no thread that sends a spawned data worker's batches is pickling.
-
-    torch tells a worker that has to end early not to wait for these threads. One that is inside of torch when the
-    interpreter has ended would abort the process: "terminate called without an active exception". One that waits for a
-    reader is left there. Forked workers exit without an end of the interpreter.
-    """
-    deadline = time.monotonic() + 1
-    for thread in threading.enumerate():
-        place, seen = None, 0
-        while thread.name == "QueueFeederThread" and thread.is_alive() and time.monotonic() < deadline:
-            frame = sys._current_frames().get(thread.ident or 0)
-            now = (frame.f_code, frame.f_lasti) if frame and frame.f_globals["__name__"] in _SENDING else None
-            place, seen = now, seen + 1 if now == place else 0
-            if now is not None and seen == _STANDS_STILL:
-                break
-            thread.join(0.01)
-
-
-# Modules whose functions are the innermost of a thread that writes to a pipe, or waits for the lock of the pipe.
-_SENDING = ("multiprocessing.connection", "multiprocessing.queues")
-# A thread that is seen so often at one place, every 10 ms, is not on its way from there to the next batch.
-_STANDS_STILL = 5

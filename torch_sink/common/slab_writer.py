@@ -16,7 +16,6 @@ from typing import Any
 import numpy
 import torch
 from torch.multiprocessing import reductions
-from torch.utils.data import get_worker_info
 
 from torch_sink.common import segments
 from torch_sink.common.containers import flatten, is_plain, is_transparent
@@ -43,45 +42,6 @@ MOST_COPIED_BYTES = 1 << 14
 # What `sys.getrefcount` says of a tensor that only a view of it keeps.
 _a_view = torch.empty(1, device="cpu").view(-1)
 _REFERENCES_OF_A_VIEW = sys.getrefcount(_a_view._base)
-
-_writer: _Writer | None = None  # of this process, if it is a data worker
-
-
-class SlabCollate:
-    """Calls the user's `collate_fn`; in a data worker, its tensors are allocated in a slab if one fits."""
-
-    def __init__(self, collate: Callable[[Any], Any], slabs: Offer) -> None:
-        self.collate, self.slabs = collate, slabs
-
-    def __call__(self, samples: Any) -> Any:
-        worker = get_worker_info()
-        if worker is None:
-            return self.collate(samples)
-        writer = _writer or _become_writer(self.slabs, worker.id)
-        with writer.collating():
-            batch = self.collate(samples)
-            if is_transparent(batch):
-                batch = writer.moved_in(batch)
-            else:
-                # Code that gets an object of another class may start a copy from its tensors and drop them before
-                # the copy is done; a slab would then be written to again too early.
-                writer.withdraw()
-        return SlabBatch(writer, batch)
-
-
-def _become_writer(slabs: Offer, worker: int) -> _Writer:
-    global _writer
-    _writer = _Writer(slabs, worker)
-    segments.give_up()
-    stock = torch.UntypedStorage._new_shared
-
-    def new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:
-        """Stand-in for the function by which collate functions allocate shared memory."""
-        made = _writer.allocate(size) if _writer and torch.device(device).type == "cpu" else None
-        return stock(size, device=device) if made is None else made.untyped_storage()
-
-    torch.UntypedStorage._new_shared = classmethod(new_shared)  # type: ignore[assignment, method-assign]
-    return _writer
 
 
 def send_small_tensors_by_value(*kinds: Any) -> None:
@@ -129,17 +89,7 @@ def _is_on_host(leaf: Any) -> bool:
     return is_plain(leaf) and leaf.device.type == "cpu"
 
 
-class SlabBatch:
-    """A batch that a worker sends; unpickling it gives the batch itself."""
-
-    def __init__(self, writer: _Writer, batch: Any) -> None:
-        self.writer, self.batch = writer, batch
-
-    def __reduce__(self) -> Any:
-        return self.writer.message(self.batch)
-
-
-class _Writer:
+class Writer:
     """A worker's view of its slabs. One thread of the worker collates, another one sends."""
 
     def __init__(self, slabs: Offer, worker: int) -> None:
@@ -149,6 +99,29 @@ class _Writer:
         self._leases: dict[int, weakref.ref[Lease]] = {}
         self._lease: Lease | None = None  # while a batch is collated
         self._row = self._used = self._asked = self._expected = 0
+
+    def take_over(self) -> None:
+        """From now on, what this data worker allocates for its batches lies in slabs if one fits."""
+        segments.give_up()
+        stock = torch.UntypedStorage._new_shared
+
+        def new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:
+            """Stand-in for the function by which collate functions allocate shared memory."""
+            made = self.allocate(size) if torch.device(device).type == "cpu" else None
+            return stock(size, device=device) if made is None else made.untyped_storage()
+
+        torch.UntypedStorage._new_shared = classmethod(new_shared)  # type: ignore[assignment, method-assign]
+
+    def written(self, make: Callable[[], Any]) -> Any:
+        """The batch that `make` returns, with its tensors in a slab if one fits."""
+        with self.collating():
+            batch = make()
+            if is_transparent(batch):
+                return self.moved_in(batch)
+            # Code that gets an object of another class may start a copy from its tensors and drop them before the
+            # copy is done; a slab would then be written to again too early.
+            self.withdraw()
+            return batch
 
     @contextlib.contextmanager
     def collating(self) -> Iterator[None]:

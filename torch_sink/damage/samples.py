@@ -1,4 +1,4 @@
-"""Datasets and collate functions that put a placeholder in the place of each sample with a broken file."""
+"""A dataset that puts a placeholder in the place of each sample with a broken file, and what becomes of these."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import copy
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from torch_sink.common.random_state import global_draws, set_global_draws
@@ -18,14 +17,6 @@ class Placeholder(NamedTuple):
     """Takes the place of a sample whose file is broken."""
 
     file: BrokenFile
-
-
-class PartialBatch(NamedTuple):
-    """A batch with broken files, as a data worker makes it: the samples that are left, and a report of the others."""
-
-    batch: Any
-    loss: DecodeReport
-    is_empty: bool = False  # no sample is left, and `batch` is not a batch
 
 
 class GuardedDataset:
@@ -82,43 +73,28 @@ class GuardedDataset:
             set_global_draws(before)
 
 
-@dataclass(eq=False)
-class GuardedCollate:
-    """A `collate_fn` that leaves out or replaces the placeholders among its samples."""
+def settled(samples: list[Any], policy: Policy, next_good: Callable[[], Any]) -> tuple[list[Any], DecodeReport | None]:
+    """The samples without placeholders, and a report of these; None if there were none.
 
-    collate: Callable[[Any], Any]  # the loader's function
-    policy: Policy  # "skip" or "replace"
-    is_batch: bool  # whether `collate` gets a list of samples, as with automatic batching, or a single one
-    next_good: Callable[[], Any]  # returns a sample that replaces all samples of a batch, or None
-
-    def __call__(self, fetched: Any) -> Any:
-        samples = fetched if self.is_batch else [fetched]
-        files = tuple(sample.file for sample in samples if type(sample) is Placeholder)
-        if not files:
-            return self.collate(fetched)
-        good = [row for row, sample in enumerate(samples) if type(sample) is not Placeholder]
-        if self.policy == "replace":
-            replaced = self._replaced(samples, good, files)
-            return PartialBatch(self._collated(replaced), DecodeReport(0, len(files), dict(files)))
-        loss = DecodeReport(len(files), 0, dict(files))
-        if good:
-            return PartialBatch(self._collated([samples[row] for row in good]), loss)
-        # A collate function may return data even for a batch without samples.
-        of_no_samples = getattr(self.collate, "of_no_samples", None)
-        return PartialBatch(None if of_no_samples is None else of_no_samples(), loss, is_empty=True)
-
-    def _collated(self, samples: list[Any]) -> Any:
-        return self.collate(samples if self.is_batch else samples[0])
-
-    def _replaced(self, samples: list[Any], good: list[int], files: tuple[BrokenFile, ...]) -> list[Any]:
-        if good:
-            instead = (next((other for other in good if other > row), good[0]) for row in range(len(samples)))
-            pairs = zip(samples, instead, strict=True)
-            return [_again(samples[row]) if type(sample) is Placeholder else sample for sample, row in pairs]
-        sample = self.next_good()
-        if sample is None:
-            raise_without_samples(files[0])
-        return [sample, *(_again(sample) for _ in samples[1:])]
+    Args:
+        policy: "skip" leaves placeholders out; "replace" puts the next good sample in the place of each.
+        next_good: returns a sample that replaces all samples of a batch, or None.
+    """
+    files = tuple(sample.file for sample in samples if type(sample) is Placeholder)
+    if not files:
+        return samples, None
+    good = [row for row, sample in enumerate(samples) if type(sample) is not Placeholder]
+    if policy == "skip":
+        return [samples[row] for row in good], DecodeReport(len(files), 0, dict(files))
+    loss = DecodeReport(0, len(files), dict(files))
+    if good:
+        instead = (next((other for other in good if other > row), good[0]) for row in range(len(samples)))
+        pairs = zip(samples, instead, strict=True)
+        return [_again(samples[row]) if type(sample) is Placeholder else sample for sample, row in pairs], loss
+    sample = next_good()
+    if sample is None:
+        raise_without_samples(files[0])
+    return [sample, *(_again(sample) for _ in samples[1:])], loss
 
 
 def raise_without_samples(first: tuple[str, str]) -> NoReturn:

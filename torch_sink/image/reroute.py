@@ -8,7 +8,6 @@ stock object. `install` fills the places, `uninstall` puts back the very same ob
 from __future__ import annotations
 
 import functools
-import gc
 import inspect
 import sys
 from collections import deque
@@ -31,13 +30,11 @@ from torchvision.transforms.v2.functional import _augment, _color, _geometry, _m
 from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
 from torch_sink.common.containers import values_in
-from torch_sink.common.patches import MISSING, WORKER_LOOPS, Make, Patches, WorkerLoop, read, unknown_releases
-from torch_sink.common.queues import report_failures
+from torch_sink.common.patches import MISSING, Make, Patches, read, unknown_releases
 from torch_sink.common.slab_writer import send_small_tensors_by_value
-from torch_sink.damage import loaders
 from torch_sink.damage import report as damage
 from torch_sink.image import below, stand_ins, transform_methods
-from torch_sink.image.core import settings, uses
+from torch_sink.image.core import settings
 from torch_sink.image.core.fallback import executing, ledger
 from torch_sink.image.core.first_batch import look_at_first
 from torch_sink.image.core.settings import Settings
@@ -52,6 +49,8 @@ from torch_sink.image.run.collate import collate_handles
 from torch_sink.image.run.stack import EACH_ALONE
 from torch_sink.image.stand_ins import around, before
 from torch_sink.image.steps import augment, containers, registry, values  # noqa: F401  they fill the registry
+from torch_sink.worker import fetchers
+from torch_sink.worker.prepare import WORKER_LOOPS, Worker, WorkerCollate
 
 # One replaced place: its owner (a module, a class or a dict), the attribute or key, and stock object -> stand-in.
 Row = tuple[Any, Any, Make]
@@ -133,11 +132,11 @@ def _rows() -> Iterator[Row]:
     yield collate.default_collate_fn_map, torch.Tensor, around(stand_ins.collate_tensors)
     yield _DatasetKind, "create_fetcher", _create_fetcher
     yield dataloader._BaseDataLoaderIter, "__init__", _begin_iterator
-    yield dataloader._BaseDataLoaderIter, "__next__", around(loaders.next_with_hints)
+    yield dataloader._BaseDataLoaderIter, "__next__", around(fetchers.next_with_hints)
     # torch's and torchdata's, where they start data workers; the latter, and timm, where they are imported.
     for name in WORKER_LOOPS:
         if name in sys.modules:
-            yield sys.modules[name], "_worker_loop", PreparedWorker
+            yield sys.modules[name], "_worker_loop", functools.partial(Worker, feature=RecordingWorker())
     if "timm.data.auto_augment" in sys.modules:  # Pillow's modules, as timm's augmentations see them
         module = sys.modules["timm.data.auto_augment"]
         yield module, "ImageEnhance", stand_ins.image_enhance
@@ -186,7 +185,7 @@ def _begin_iterator(stock: Callable[..., None]) -> Callable[..., None]:
     """For `_BaseDataLoaderIter.__init__`, before workers start: they know the libraries imported by now, and share the
     pixels of the images that their dataset keeps.
     """
-    begin = loaders.begin_iterator(stock)
+    begin = fetchers.begin_iterator(stock)
 
     @functools.wraps(stock)
     def __init__(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
@@ -199,48 +198,32 @@ def _begin_iterator(stock: Callable[..., None]) -> Callable[..., None]:
 
 def _create_fetcher(stock: Callable[..., Any]) -> Any:
     """For `_DatasetKind.create_fetcher`, which every iterator and every worker calls once per pass."""
-    create = loaders.create_fetcher(stock).__func__
+    create = fetchers.create_fetcher(stock).__func__
     return staticmethod(functools.wraps(stock)(lambda *args, **kwargs: look_at_first(create(*args, **kwargs))))
 
 
-class PreparedWorker(WorkerLoop):
-    """Switches the backend on in a data worker, with the settings of the process that starts it."""
+class RecordingWorker:
+    """What the backend does in a data worker: it is switched on, with the settings of the process that starts it."""
 
     settings: Settings | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "settings": self.settings or _settings_of_thread(settings.settled())}
+        return {"settings": self.settings or _settings_of_thread(settings.settled())}
 
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
+    def __call__(self, collate: WorkerCollate, arguments: dict[str, Any]) -> None:
         given = self.settings or _settings_of_thread(settings.active)
         # A worker never asks for a device; where its parent has not yet either, it makes the pixels itself.
         given = given if given.device else given._replace(device="cpu")
         install(given)
-        ledger.open(given.fallback_folder, given.strict)
-        bound = inspect.signature(self.stock()).bind(*args, **kwargs)
-        collate = bound.arguments["collate_fn"]
-        bound.arguments["collate_fn"] = functools.partial(_collated, collate, given.executes_at_once)
-        report_failures(bound.arguments["data_queue"], sends_states=self.module != WORKER_LOOPS[0])
-        # A full collection would go through all that torch and its libraries have made, and copy their pages: 0.2 s.
-        gc.freeze()
-        try:
-            send_small_tensors_by_value(*TV_TENSORS)
-            super().__call__(*bound.args, **bound.kwargs)
-        finally:
-            gc.unfreeze()  # at the exit of a spawned process, libraries report objects that nobody has collected
+        ledger.open(given.report, given.strict)
+        collate.finish = functools.partial(_made_here, makes_pixels=given.executes_at_once)
+        collate.reporters.append(ledger.tell)
+        send_small_tensors_by_value(*TV_TENSORS)
 
 
 def _settings_of_thread(active: Settings | None) -> Settings:
     assert active is not None  # the stand-in is only there while the backend is on
     return active._replace(on_decode_error=damage.current_policy())
-
-
-def _collated(collate: Callable[[Any], Any], makes_pixels: bool, samples: Any) -> Any:
-    uses.is_collating = True
-    try:
-        return _made_here(collate(samples), makes_pixels)
-    finally:
-        uses.is_collating = False
 
 
 def _made_here(batch: Any, makes_pixels: bool) -> Any:

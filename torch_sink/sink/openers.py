@@ -16,13 +16,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from torch_sink.common.integrations import LENGTH_CALLED
 from torch_sink.common.random_state import RandomState, find_generators, generator_states
-from torch_sink.common.slab_writer import SlabCollate
 from torch_sink.common.slabs import Slabs
-from torch_sink.damage.loaders import give_partial_batches
 from torch_sink.damage.report import Policy, current_policy, policy_of_thread
 from torch_sink.errors import add_hints
-from torch_sink.sink.snapshots import ReportingContext, SnapshotCollate, WorkerInit
 from torch_sink.sink.workers import WorkerGuard
+from torch_sink.worker.fetchers import give_worker_batches
+from torch_sink.worker.prepare import SinkWorker, WorkerContext
 
 _CONTEXT = "_DataLoader__multiprocessing_context"
 _OF_THE_COPY = ("_iterator", "_get_iterator", "_initial_iter_for_state_dict", "next_iter_state")
@@ -105,7 +104,7 @@ class DataLoaderOpener(Opener):
     What is put around the user's functions sits on a shallow copy; the user's own loader is not touched.
     """
 
-    def __init__(self, loader: DataLoader[Any], policy: Policy | None, *, sends_states: bool = False) -> None:
+    def __init__(self, loader: DataLoader[Any], policy: Policy | None) -> None:
         self._copy: Any = copy.copy(loader)
         make: Any = weakref.WeakMethod(self.make_iterator)  # weak, because a cycle would keep the workers
         # Not through attribute assignment, which a DataLoader refuses after it was made.
@@ -114,8 +113,7 @@ class DataLoaderOpener(Opener):
         super().__init__(loader, policy)
         self.policy_of_iterators = None
         self.is_map_style = not isinstance(loader.dataset, IterableDataset)
-        self.sends_states = sends_states  # workers send the state of the loader with each batch, as torchdata's do
-        self.sends_snapshots = False  # and those of their global generators
+        self.sends_snapshots = False  # workers send those of their global generators with each batch
         self.worker_generators: list[bytes] = []  # states of `generators` when the latest workers were started
         self.slab_writers: list[Any] = []
         self._writing: Callable[[], Any] = lambda: None  # the iterator that these belong to
@@ -163,18 +161,16 @@ class DataLoaderOpener(Opener):
 
     def make_iterator(self) -> Any:
         """A new iterator of the copy, whose workers write to slabs and report what they cannot send."""
-        loader, made_with, policy = self.loader, vars(self.copy), self.policy or current_policy()
+        loader, policy = self.loader, self.policy or current_policy()
         self.worker_generators = generator_states(self.generators)
         slabs = self._free_slabs()
         if self.has_workers:
-            collate = loader.collate_fn if slabs is None else SlabCollate(loader.collate_fn, slabs)
-            made_with["collate_fn"] = SnapshotCollate(collate, self._placeholders) if self.sends_snapshots else collate
-            made_with["worker_init_fn"] = WorkerInit(loader.worker_init_fn, self._snapshots, policy)
-            context = vars(loader)[_CONTEXT]  # its setter takes torch's only
-            made_with[_CONTEXT] = ReportingContext(context, sends_states=self.sends_states)
+            snapshots = self._snapshots if self.sends_snapshots else None
+            feature = SinkWorker(policy, slabs, snapshots, self._placeholders)
+            vars(self.copy)[_CONTEXT] = WorkerContext(vars(loader)[_CONTEXT], feature)  # its setter takes torch's only
         with policy_of_thread(policy):
             iterator = type(self.copy)._get_iterator(self.copy)
-        give_partial_batches(iterator, policy)
+        give_worker_batches(iterator, policy)
         if self.has_workers:
             self.guard = WorkerGuard(iterator)
         if slabs is not None:

@@ -17,10 +17,10 @@ from torch_sink.common.integrations import without_length_warning
 from torch_sink.common.random_state import RandomState, as_bytes, as_tensor, generator_states, set_generator_states
 from torch_sink.common.ranks import group_rank
 from torch_sink.damage.report import DecodeReport, name_file, policy_of_thread
-from torch_sink.damage.samples import PartialBatch
 from torch_sink.sink.openers import Opener
-from torch_sink.sink.snapshots import SnapshotBatch, snapshot_in
 from torch_sink.sink.workers import PassCancelled
+from torch_sink.worker.batch import WorkerBatch
+from torch_sink.worker.queue import snapshot_in
 
 Action = Callable[[], None]
 Context = Callable[[], contextlib.AbstractContextManager[None]]
@@ -211,20 +211,21 @@ class Pass:
 
     def _next(self, item: Item) -> None:
         while True:
-            batch, is_left_out = next(self.batches), False
+            batch = next(self.batches)
             item.samples = self._length()
-            if isinstance(batch, PartialBatch):
+            if type(batch) is not WorkerBatch:
+                item.batch = batch
+                return
+            if batch.loss is not None:
                 item.loss = batch.loss if item.loss is None else item.loss + batch.loss
                 if item.samples is not None:
                     item.samples -= batch.loss.skipped
-                batch, is_left_out = batch.batch, batch.is_empty
-                item.left_out += is_left_out
-            if isinstance(batch, SnapshotBatch):
-                batch, worker, snapshot = batch
-                item.worker_states = {**(item.worker_states or {}), worker: snapshot}
-            if not is_left_out:
-                item.batch = batch
+            if batch.snapshot:
+                item.worker_states = {**(item.worker_states or {}), batch.worker: batch.snapshot}
+            if not batch.is_empty:
+                item.batch = batch.batch
                 return
+            item.left_out += 1
 
     def _length(self) -> int | None:
         """The length of the index list of the result that has come; None if it is not known."""

@@ -345,7 +345,7 @@ def open_loader(loader: Any, policy: Policy | None = None) -> Resuming:
             resuming.tells_samplers = loader is not given
             return resuming
         if iterates.__module__.startswith("torchdata."):
-            return ByOwnState(DataLoaderOpener(loader, policy, sends_states=True))
+            return ByOwnState(DataLoaderOpener(loader, policy))
         # Others make iterators in their own way (those of training libraries, timm's): as any iterable.
     check_gives_batches(loader)
     return ByMakingAgain(Opener(loader, policy))

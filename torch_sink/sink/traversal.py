@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 from torch_sink.common.epochs import set_next_epochs
 from torch_sink.common.random_state import RandomState, global_random_state, set_global_random_state
 from torch_sink.common.ranks import warn
-from torch_sink.damage.loaders import end_pass
 from torch_sink.damage.report import add_to_report
 from torch_sink.errors import SinkError, add_hints, add_note
 from torch_sink.sink.passes import Item, Pass, Position, check_resumed, read_state
@@ -19,6 +18,7 @@ from torch_sink.sink.resuming import Resuming
 from torch_sink.sink.slots import Slots
 from torch_sink.sink.workers import Life
 from torch_sink.thread_waits import here, host_sync_allowed
+from torch_sink.worker.fetchers import end_pass
 
 
 class Traversal:

@@ -10,7 +10,6 @@ import atexit
 import functools
 import logging
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,13 +19,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.data import get_worker_info
 from torch.utils.data._utils import fetch
 
 from torch_sink.common.arguments import check_bool, explains_wrong_calls
-from torch_sink.common.patches import WORKER_LOOPS, Patches, WorkerLoop
+from torch_sink.common.patches import Patches
 from torch_sink.common.ranks import speaks, warn_of_rank
 from torch_sink.tracing.spans import Span, SpanLog, host_lane, write_page, write_picture, write_trace
+from torch_sink.worker.batch import Note
+from torch_sink.worker.prepare import WORKER_LOOPS, Worker, WorkerCollate
 
 __all__ = ["timeline"]
 
@@ -81,8 +81,7 @@ def timeline(path: str | Path, *, every_rank: bool = False) -> Iterator[None]:
         return
     page = _page_at(path)
     with ExitStack() as running:
-        folder = tempfile.TemporaryDirectory(prefix="torch_sink_timeline_", ignore_cleanup_errors=True)
-        clock, log = DeviceClock(), SpanLog(running.enter_context(folder))
+        clock, log = DeviceClock(), SpanLog()
         _active.append(log)
         running.callback(_end, page, log, clock)
         # For a block that is still open when the program ends, as after `__enter__` in a notebook.
@@ -226,7 +225,7 @@ class Hooks(ExitStack):
         self.callback(register_optimizer_step_post_hook(self._post_update).remove)
         for name in WORKER_LOOPS:
             if name in sys.modules:
-                make = functools.partial(TracedWorker, folder=self.log.folder)
+                make = functools.partial(Worker, feature=TracedWorker(self.log.number))
                 patches.replace(sys.modules[name], "_worker_loop", make)
         return self
 
@@ -274,28 +273,39 @@ def _waits_for_device(args: tuple[Any, ...]) -> bool:
     return not on_host and not torch.compiler.is_compiling()
 
 
-class TracedWorker(WorkerLoop):
-    """Stand-in for a data worker's main loop: writes a span for each batch to a file in `folder`."""
+class TracedWorker:
+    """What a timeline does in a data worker: a span for each batch travels with it.
 
-    def __init__(self, below: Callable[..., None], folder: str) -> None:
-        super().__init__(below)
-        self.folder = folder
+    Args:
+        number: of the timeline that the spans belong to.
+    """
 
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
-        log = SpanLog(self.folder)
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __call__(self, collate: WorkerCollate, arguments: dict[str, Any]) -> None:
+        began = 0
+
+        def fetching(stock: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(stock)
+            def fetch_batch(fetcher: Any, indices: Any) -> Any:
+                nonlocal began
+                began = time.perf_counter_ns()
+                return stock(fetcher, indices)
+
+            return fetch_batch
+
+        def made() -> Note:
+            span = Span(f"worker {collate.worker}", "make a batch", began, time.perf_counter_ns())
+            return _arrived, (self.number, span)
+
         for kind in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
-            kind.fetch = _fetching(kind.fetch, log)  # type: ignore[method-assign]
-        super().__call__(*args, **kwargs)
+            kind.fetch = fetching(kind.fetch)  # type: ignore[method-assign]
+        collate.reporters.append(made)
 
 
-def _fetching(stock: Callable[..., Any], log: SpanLog) -> Callable[..., Any]:
-    @functools.wraps(stock)
-    def traced(fetcher: Any, indices: Any) -> Any:
-        begin = time.perf_counter_ns()
-        try:
-            return stock(fetcher, indices)
-        finally:
-            info = get_worker_info()
-            log.write(Span(f"worker {info.id if info else 0}", "make a batch", begin, time.perf_counter_ns()))
-
-    return traced
+def _arrived(note: tuple[int, Span]) -> None:
+    number, span = note
+    for log in _active:
+        if log.number == number:
+            log.spans.append(span)

@@ -1,14 +1,13 @@
 """Spans of time from all threads and processes of a run: the verdict on what limits it, and page, picture and trace.
 
-Every child process writes its spans to a separate file. Times are `time.perf_counter_ns()`, which on Linux and macOS is
-one clock for all processes of a machine.
+Those of data workers travel with their batches. Times are `time.perf_counter_ns()`, which on Linux and macOS is one
+clock for all processes of a machine.
 """
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import json
-import os
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -28,6 +27,8 @@ FEWEST_BATCHES = 4
 LIMITING_SHARE = 0.1
 # The first batch and the first step do not count, because workers start and code is compiled then.
 PERIOD = "Counted from the second batch on."
+
+_numbers = itertools.count()
 
 Intervals = list[tuple[int, int]]  # (begin, end) in nanoseconds, sorted and disjoint
 
@@ -53,10 +54,10 @@ def host_lane() -> str:
 
 
 class SpanLog:
-    """Collects the spans of one process; its child processes write theirs to files in `folder`."""
+    """Collects the spans of a timeline, those of data workers as their batches arrive."""
 
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
+    def __init__(self) -> None:
+        self.number = next(_numbers)
         self.spans: list[Span] = []
         self.began = time.perf_counter_ns()
 
@@ -64,19 +65,9 @@ class SpanLog:
         """Appends a span; safe from any thread."""
         self.spans.append(Span(lane, name, begin, end, is_sync))
 
-    def write(self, span: Span) -> None:
-        """Appends a span to the file of this child process."""
-        # On a full disk the timeline lacks the span, and the run goes on.
-        with contextlib.suppress(OSError), open(Path(self.folder, str(os.getpid())), "a", encoding="utf-8") as file:
-            file.write(json.dumps(span) + "\n")
-
     def collected(self) -> list[Span]:
-        """The spans of all processes, sorted by their begin."""
-        found = list(self.spans)
-        for file in Path(self.folder).glob("*"):
-            *lines, _ = file.read_text(encoding="utf-8").split("\n")
-            found += [Span(*json.loads(line)) for line in lines]
-        return sorted((span for span in found if span.end >= self.began), key=lambda span: span.begin)
+        """The spans, sorted by their begin."""
+        return sorted((span for span in self.spans if span.end >= self.began), key=lambda span: span.begin)
 
 
 def verdict(spans: Sequence[Span]) -> str:

@@ -11,12 +11,20 @@ from collections.abc import Iterator
 from ..launching import Variant
 from ..shapes import LANE_SHAPES, TILE_SHAPE
 from .color import color_kernel
-from .entropy import BLOCK_BYTES, COMPARED_LANES, DC_BLOCKS, SUM_LANES, SUM_WARPS
+from .entropy import BLOCK_BYTES, DC_BLOCKS, DC_PARTS, SUM_LANES, SUM_WARPS
 from .idct import WARPS as IDCT_WARPS
 from .idct import idct_kernel
 from .lanes import BLOCK as OWNERS_BLOCK
 from .lanes import assign_kernel, count_unstuffed_kernel, sum_before_kernel, unstuff_kernel
-from .passes import compare_kernel, dc_kernel, round_kernel, settle_kernel, warm_up_kernel, write_kernel
+from .passes import (
+    add_dc_kernel,
+    compare_kernel,
+    count_kernel,
+    finish_kernel,
+    round_kernel,
+    sum_dc_kernel,
+    warm_up_kernel,
+)
 from .symbols import FIRST_ENTRIES, lookup_kernel
 
 
@@ -34,9 +42,11 @@ def jpeg_variants(threads_of_warp: int) -> Iterator[Variant]:
     yield Variant(warm_up_kernel, "jpeg warm-up", lanes, 1)
     yield Variant(compare_kernel, "jpeg compare", lanes, 1)
     yield Variant(round_kernel, "jpeg round", lanes, 1)
-    yield Variant(settle_kernel, "jpeg settle", {**lanes, "COMPARED": COMPARED_LANES}, 1)
-    yield Variant(write_kernel, "jpeg write", lanes, 1)
-    yield Variant(dc_kernel, "jpeg DC", {"BLOCK": DC_BLOCKS})
+    yield Variant(count_kernel, "jpeg count blocks", {"BLOCK": SUM_LANES}, SUM_WARPS)
+    yield Variant(finish_kernel, "jpeg finish", lanes, 1)
+    parts = {"PARTS": DC_PARTS, "BLOCK": DC_BLOCKS}
+    yield Variant(sum_dc_kernel, "jpeg DC sums", parts)
+    yield Variant(add_dc_kernel, "jpeg DC", parts)
     constants = {"BLOCK_ROWS": TILE_SHAPE.block_rows, "BLOCK_COLUMNS": TILE_SHAPE.block_columns}
     yield Variant(idct_kernel, "jpeg inverse transform", constants, IDCT_WARPS)
     constants = {"BLOCK_Y": TILE_SHAPE.rows, "BLOCK_X": TILE_SHAPE.columns}

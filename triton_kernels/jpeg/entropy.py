@@ -6,10 +6,11 @@
     look-up tables      a table each        from bits to symbols
     warm up, compare    blocks of lanes     a guess of where each lane begins, the list of wrong guesses
     rounds              blocks of the list  corrected lanes, the next list
-    settle              a segment each      corrected lanes, until none is left
-    write               blocks of lanes     coefficients and DC differences at their places, checks
-    DC                  a component of a    coefficients
-                        segment each
+    count               a segment each      blocks before each lane, which segments are late
+    finish, twice       a segment each      corrected lanes of the late ones, until none is left
+                        blocks of lanes     coefficients and DC differences at their places, checks
+    DC sums, DC         a part of a         coefficients
+                        component each
 
 The host never waits: the grid of every launch follows from the shapes of tensors.
 """
@@ -24,26 +25,34 @@ import triton
 from ..launching import Launcher, allocated
 from ..shapes import LaneShape, are_interpreted
 from .lanes import count_unstuffed_kernel, sum_before_kernel, unstuff_kernel
-from .passes import compare_kernel, dc_kernel, round_kernel, settle_kernel, warm_up_kernel, write_kernel
+from .passes import (
+    add_dc_kernel,
+    compare_kernel,
+    count_kernel,
+    finish_kernel,
+    round_kernel,
+    sum_dc_kernel,
+    warm_up_kernel,
+)
 from .symbols import FIRST_ENTRIES, LOOKUP_ENTRIES, lookup_kernel
 
 # Lanes of a program that decodes: one warp, so that its lanes do not wait for those of other warps.
 LANES_A_WARP = 64 if torch.version.hip else 32
 BLOCK_BYTES = 2048  # lanes of a program that unstuffs
-COMPARED_LANES = 256  # lanes that a program compares at once before it settles a segment
 SUM_LANES, SUM_WARPS = 256, 1  # lanes of a program that sums over lanes; one warp needs no barriers
-# Blocks that a program sums at once: it takes these steps one after the other, 92 of them for 12 megapixels in 4:2:0.
-DC_BLOCKS = 2048
+# Blocks that a program sums at once, and the most programs that share a component. Each then takes 6 steps for
+# 12 megapixels in 4:2:0.
+DC_BLOCKS, DC_PARTS = 1024, 32
 # The interpreter takes time per operation, whatever the number of lanes.
 INTERPRETED_LANES = 16384
 
 
 _count_unstuffed, _unstuff = Launcher(count_unstuffed_kernel), Launcher(unstuff_kernel)
 _sum_before = Launcher(sum_before_kernel, SUM_WARPS)
-_look_up, _add_dc = Launcher(lookup_kernel), Launcher(dc_kernel)
+_look_up, _sum_dc, _add_dc = Launcher(lookup_kernel), Launcher(sum_dc_kernel), Launcher(add_dc_kernel)
 _warm_up, _compare = Launcher(warm_up_kernel, warps=1), Launcher(compare_kernel, warps=1)
-_decode_again, _settle = Launcher(round_kernel, warps=1), Launcher(settle_kernel, warps=1)
-_write = Launcher(write_kernel, warps=1)
+_decode_again, _count = Launcher(round_kernel, warps=1), Launcher(count_kernel, SUM_WARPS)
+_finish = Launcher(finish_kernel, warps=1)
 
 
 class EntropyBuffers(NamedTuple):
@@ -59,9 +68,10 @@ class EntropyBuffers(NamedTuple):
     exits: torch.Tensor  # int32 [lanes], the state at its end
     blocks: torch.Tensor  # int32 [lanes], blocks that ended in a lane
     blocks_before: torch.Tensor  # int32 [lanes], in the earlier lanes of the segment
-    segment_blocks: torch.Tensor  # int32 [segments], blocks that ended in a segment
+    late: torch.Tensor  # int32 [segments], lanes of a segment that the rounds for all have left
     items: torch.Tensor  # int64 [2, lanes], the list of a round and that of the next
     counts: torch.Tensor  # int32 [rounds + 1, 4], the length of each list, 16 bytes apart
+    part_sums: torch.Tensor  # int32 [segments, 3, DC_PARTS], the sum of the DC differences in each part of a component
     coefficients: torch.Tensor  # int16 [blocks, 64], the result
     status: torch.Tensor  # int32 [images], the result
 
@@ -94,7 +104,8 @@ def new_buffers(
         "lookups": ((tables, LOOKUP_ENTRIES.value), torch.uint16),
         "unstuffed": ((triton.cdiv(stream_bytes, 16) * 16,), torch.uint8),
         "segment_bytes": ((segments,), torch.int32),
-        "segment_blocks": ((segments,), torch.int32),
+        "late": ((segments,), torch.int32),
+        "part_sums": ((segments, 3 * DC_PARTS), torch.int32),
         **dict.fromkeys(of_lanes, ((lanes,), torch.int32)),
     }
     # Separate, because the status lives longer than the others.
@@ -105,6 +116,11 @@ def new_buffers(
 def lanes_of_program(lanes: int) -> int:
     """Lanes that one program decodes, of so many."""
     return min(triton.next_power_of_2(lanes), INTERPRETED_LANES) if are_interpreted() else LANES_A_WARP
+
+
+def parts_of_component(segments: int, blocks: int) -> int:
+    """How many programs sum a component of a segment: so many that one step does in most segments of the batch."""
+    return 1 if are_interpreted() else min(triton.cdiv(blocks, segments * DC_BLOCKS), DC_PARTS)
 
 
 def decode_coefficients(
@@ -163,11 +179,16 @@ def decode_coefficients(
         if interpreted and not buffers.counts[number][0]:
             break  # the host does not know: on a device, a round without work still costs its launch
         decode_again(*coded, buffers.blocks, *lists[number], *lists[number + 1])
+    marked = entries, exits, buffers.blocks, buffers.blocks_before, buffers.late, *lists[-1]
+    _count(of_segments, (segments, segment_bytes, *marked), (shape.bits,), BLOCK=SUM_LANES)
+    listed, following = items[shape.rounds % 2], items[(shape.rounds + 1) % 2]
+    finished = buffers.blocks, buffers.blocks_before, buffers.late, listed, following
+    finishing = (*coded, *finished, buffers.coefficients, buffers.status)
+    settling = len(segments)
+    _finish((settling + of_lanes[0],), finishing, (settling, shape.bits), BLOCK=most)
     if not interpreted or buffers.counts[-1][0]:
-        left = (*coded, buffers.blocks, *lists[-1], items[(shape.rounds + 1) % 2])
-        _settle(of_segments, left, (shape.bits,), BLOCK=most, COMPARED=COMPARED_LANES)
-    ended = buffers.blocks, buffers.blocks_before, buffers.segment_blocks, segments
-    _sum_before(of_segments, ended, BLOCK=SUM_LANES)
-    results = (buffers.coefficients, buffers.status)
-    _write(of_lanes, (*coded, buffers.blocks_before, *results), (shape.bits,), BLOCK=most)
-    _add_dc((*of_segments, 3), (segments, images, buffers.coefficients), BLOCK=DC_BLOCKS)
+        _finish(of_lanes, finishing, (0, shape.bits), BLOCK=most)
+    sums = segments, images, buffers.coefficients, buffers.part_sums
+    of_parts = (*of_segments, 3, parts_of_component(len(segments), len(buffers.coefficients)))
+    for launch in (_sum_dc, _add_dc):
+        launch(of_parts, sums, PARTS=DC_PARTS, BLOCK=DC_BLOCKS)

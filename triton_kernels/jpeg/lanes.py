@@ -86,6 +86,18 @@ def bits_of_lanes(lane, lane_segments, segments, segment_bytes, lane_bits):
 
 
 @triton.jit
+def sum_before(counts, sums, first, lanes, BLOCK: tl.constexpr):
+    """Stores the sums of `counts` over the earlier ones of so many lanes from the first on; returns their total."""
+    total = tl.zeros((), tl.int32)
+    for begin in range(0, lanes, BLOCK):
+        number = begin + tl.arange(0, BLOCK)
+        count = tl.load(counts + first + number, mask=number < lanes, other=0)
+        tl.store(sums + first + number, total + tl.cumsum(count, axis=0) - count, mask=number < lanes)
+        total += tl.sum(count, axis=0)
+    return total
+
+
+@triton.jit
 def sum_before_kernel(counts, sums, totals, segments, BLOCK: tl.constexpr):
     """Computes the `sums` of `counts` [lanes] over earlier lanes of the same segment, and the `totals` [segments].
 
@@ -94,13 +106,7 @@ def sum_before_kernel(counts, sums, totals, segments, BLOCK: tl.constexpr):
     segment = tl.program_id(0)
     first = tl.load(segments + segment * SEGMENT_COLUMNS + FIRST_LANE)
     lanes = tl.load(segments + segment * SEGMENT_COLUMNS + LANES)
-    total = tl.zeros((), tl.int32)
-    for begin in range(0, lanes, BLOCK):
-        lane = begin + tl.arange(0, BLOCK)
-        count = tl.load(counts + first + lane, mask=lane < lanes, other=0)
-        tl.store(sums + first + lane, total + tl.cumsum(count, axis=0) - count, mask=lane < lanes)
-        total += tl.sum(count, axis=0)
-    tl.store(totals + segment, total)
+    tl.store(totals + segment, sum_before(counts, sums, first, lanes, BLOCK))
 
 
 @triton.jit

@@ -11,21 +11,24 @@ arXiv 2111.09219).
    state.
 3. `round_kernel`, a few times: the lanes of the list decode again from that state. If this changes their final state,
    the next lane is put on the list of the next round.
-4. `settle_kernel`: a program for each segment goes on with its rounds until its list is empty.
-5. `write_kernel`: every lane decodes once more, from its known entry, and stores the coefficients, several neighbors at
-   a time. The number of blocks before a lane is the sum of the blocks that ended in earlier lanes. AC coefficients are
-   final; a DC coefficient is stored as its difference to the one before.
-6. `dc_kernel`: the DC coefficients are prefix sums of their differences, for each component of each segment.
+4. `count_kernel`: the number of blocks before a lane is the sum of the blocks that ended in earlier lanes. A segment
+   with a lane on the last list is marked as late.
+5. `finish_kernel`, twice. The first launch has a program for each segment, which goes on with the rounds of a late one
+   until its list is empty, and programs that write the lanes of all other segments. The second launch writes the late
+   ones. To write, a lane decodes once more, from its known entry, and stores the coefficients, several neighbors at a
+   time. AC coefficients are final; a DC coefficient is stored as its difference to the one before.
+6. `sum_dc_kernel`, `add_dc_kernel`: the DC coefficients are prefix sums of their differences, for each component of
+   each segment. Several programs share a component: each first sums its part, then adds the parts before it.
 
 A list holds no lane twice, and only one program writes the results of a lane, so they do not depend on the order in
 which programs run, unlike the order of the lists.
 
 The rounds of a segment end: the first lane of a list is right from then on, so the next list begins further right.
 Most files need two or three rounds, and few need many, one lane after the other. The first rounds run on the whole
-device, a launch each. The later ones have few lanes, so a program for each segment will do, and no launch is needed for
-a round that only one file needs.
+device, a launch each. The later ones have few lanes, so a program for each late segment will do, beside the writing of
+all others, and no launch is needed for a round that only one file needs.
 
-The write pass checks each lane: its entry is the final state of the lane before, which proves by induction that the
+Writing checks each lane: its entry is the final state of the lane before, which proves by induction that the
 result is that of sequential decoding; each code exists; each coefficient lies in its block; and the last block ends in
 the last byte.
 
@@ -37,7 +40,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .lanes import bits_of_lanes
+from .lanes import bits_of_lanes, sum_before
 from .layout import (
     COMPONENTS,
     DATA_LEFT,
@@ -202,34 +205,49 @@ def decode_again(
 
 
 @triton.jit(do_not_specialize=["lane_bits"])
-def settle_kernel(
-    unstuffed, segments, segment_bytes, lane_segments, images, lookups, entries, exits, blocks,
-    items, count, next_items,
-    lane_bits, BLOCK: tl.constexpr, COMPARED: tl.constexpr,
+def count_kernel(
+    segments, segment_bytes, entries, exits, blocks, blocks_before, late, items, count,
+    lane_bits, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Goes on with the rounds of one segment per program until no lane of it is left.
+    """Sums the blocks of each lane's earlier lanes, and lists the lanes with a wrong entry; a program per segment.
 
-    Nothing is done where `count`, the length of the batch's last list, is 0. `items` and `next_items` have room for an
-    item of each lane, and any content.
+    Args:
+        blocks_before: int32 [lanes], written.
+        late: int32 [segments], the number of lanes that were listed, written.
+        items: room for an item of each lane, with any content; those of a segment begin at its first lane.
+        count: the length of the batch's last list. If it is 0, no lane is compared.
     """
     segment = tl.program_id(0)
+    first = tl.load(segments + segment * SEGMENT_COLUMNS + FIRST_LANE)
+    lanes = tl.load(segments + segment * SEGMENT_COLUMNS + LANES)
+    sum_before(blocks, blocks_before, first, lanes, BLOCK)
+    length = tl.zeros((), tl.int32)
     if tl.load(count) > 0:
-        first = tl.load(segments + segment * SEGMENT_COLUMNS + FIRST_LANE)
-        lanes = tl.load(segments + segment * SEGMENT_COLUMNS + LANES)
         bits = 8 * tl.load(segment_bytes + segment)
-        # No other program has lanes of this segment.
-        listed, following = items + first, next_items + first
-        length = tl.zeros((), tl.int32)
-        for begin in range(0, lanes, COMPARED):
-            number = begin + tl.arange(0, COMPARED)
+        for begin in range(0, lanes, BLOCK):
+            number = begin + tl.arange(0, BLOCK)
             lane = first + number
             has_left = (number > 0) & (number < lanes) & (number * lane_bits < bits)
             left = tl.load(exits + lane - 1, mask=has_left, other=0)
             entry = tl.load(entries + lane, mask=has_left, other=0)
-            length += put(listed + length, lane, left, left != entry)
+            length += put(items + first + length, lane, left, left != entry)
+    tl.store(late + segment, length)
+
+
+@triton.jit
+def settle(
+    segment, unstuffed, segments, segment_bytes, lane_segments, images, lookups, entries, exits, blocks,
+    blocks_before, late, items, next_items,
+    lane_bits, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Goes on with the rounds of a late segment until none of its lanes is left, and sums its blocks again."""
+    length = tl.load(late + segment)
+    if length > 0:
+        first = tl.load(segments + segment * SEGMENT_COLUMNS + FIRST_LANE)
+        lanes = tl.load(segments + segment * SEGMENT_COLUMNS + LANES)
+        # No other program has lanes of this segment.
+        listed, following = items + first, next_items + first
         while length > 0:
-            # The threads of this program read what others of it have listed.
-            tl.debug_barrier()
             next_length = tl.zeros((), tl.int32)
             for begin in range(0, length, BLOCK):
                 lane, state, changes = decode_again(
@@ -239,6 +257,9 @@ def settle_kernel(
                 next_length += put(following + next_length, lane + 1, state, changes)
             listed, following = following, listed
             length = next_length
+            # The threads of this program read what others of it have stored.
+            tl.debug_barrier()
+        sum_before(blocks, blocks_before, first, lanes, BLOCK)
 
 
 @triton.jit
@@ -256,20 +277,46 @@ def value_of(bits, entry):
     return (amount.to(tl.int32) ^ turned) - turned
 
 
-@triton.jit(do_not_specialize=["lane_bits"])
-def write_kernel(
-    unstuffed, segments, segment_bytes, lane_segments, images, lookups, entries, exits, blocks_before,
-    coefficients, status,
-    lane_bits, BLOCK: tl.constexpr,
+@triton.jit(do_not_specialize=["settling", "lane_bits"])
+def finish_kernel(
+    unstuffed, segments, segment_bytes, lane_segments, images, lookups, entries, exits, blocks,
+    blocks_before, late, items, next_items, coefficients, status,
+    settling, lane_bits, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Stores the coefficients of a block of lanes over zeros; the arguments are those of `EntropyBuffers`."""
-    lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    """Settles the late segments while the others are written, or writes the late ones.
+
+    The arguments are those of `EntropyBuffers`, and:
+
+    Args:
+        settling: the number of segments in the first launch, whose first programs settle one each; 0 in the second.
+    """
+    program = tl.program_id(0)
+    if program < settling:
+        settle(
+            program, unstuffed, segments, segment_bytes, lane_segments, images, lookups, entries, exits, blocks,
+            blocks_before, late, items, next_items, lane_bits, BLOCK,
+        )  # fmt: skip
+    else:
+        lane = (program - settling) * BLOCK + tl.arange(0, BLOCK)
+        is_late = tl.load(late + tl.load(lane_segments + lane)) > 0
+        write(
+            lane, is_late != (settling > 0), unstuffed, segments, segment_bytes, lane_segments, images, lookups,
+            entries, exits, blocks_before, coefficients, status, lane_bits,
+        )  # fmt: skip
+
+
+@triton.jit
+def write(
+    lane, is_wanted, unstuffed, segments, segment_bytes, lane_segments, images, lookups, entries, exits, blocks_before,
+    coefficients, status, lane_bits,
+):  # fmt: skip
+    """Stores the coefficients of the wanted ones of these lanes over zeros."""
     row, begin, end, bits, tables, words = load_lanes(
         lane, unstuffed, segments, segment_bytes, lane_segments, images, lane_bits
     )
     # Includes the first lane of an empty segment, which detects that all blocks are missing.
-    is_used = (begin < bits) | ((begin == 0) & (bits == 0))
-    before = tl.load(blocks_before + lane)
+    is_used = is_wanted & ((begin < bits) | ((begin == 0) & (bits == 0)))
+    before = tl.load(blocks_before + lane, mask=is_used, other=0)
     left = tl.load(row + SEGMENT_BLOCKS, mask=is_used, other=0) - before
     entry_state = tl.load(exits + lane - 1, mask=is_used & (begin > 0), other=0)
     is_settled = entry_state == tl.load(entries + lane, mask=is_used, other=0)
@@ -325,28 +372,65 @@ def write_kernel(
 
 
 @triton.jit
-def dc_kernel(segments, images, coefficients, BLOCK: tl.constexpr):
-    """Sums the differences of one component of one segment per program to coefficients, in place.
+def dc_of_part(segments, images, BLOCK: tl.constexpr):
+    """Finds the part of a component's blocks that a program of the grid [segments, 3, parts] sums.
 
-    Sums wrap to 16 bits, as in libjpeg.
+    Returns:
+        The first block of the segment; the numbers of the part's first block and of the one after its last among the
+        component's; and what `load_dc` needs: blocks of an MCU, the component's first and how many it has there.
     """
     segment = segments + tl.program_id(0) * SEGMENT_COLUMNS
     component = tl.program_id(1)
     image = images + tl.load(segment + SEGMENT_IMAGE) * IMAGE_COLUMNS
     components = tl.load(image + COMPONENTS)
-    if component < components:
-        units = tl.load(image + UNITS)
-        luma = units - components + 1
-        first_unit = tl.where(component == 0, 0, luma + component - 1)
-        of_mcu = tl.where(component == 0, luma, 1)
-        # A segment consists of whole MCUs.
-        blocks = tl.load(segment + SEGMENT_BLOCKS) // units * of_mcu
-        first = coefficients + tl.load(segment + SEGMENT_FIRST_BLOCK).to(tl.int64) * 64
-        before = tl.zeros((), tl.int32)
-        for begin in range(0, blocks, BLOCK):
-            number = begin + tl.arange(0, BLOCK)
-            block = number // of_mcu * units + first_unit + number % of_mcu
-            at = first + block.to(tl.int64) * 64
-            difference = tl.load(at, mask=number < blocks, other=0).to(tl.int32)
-            tl.store(at, (before + tl.cumsum(difference, axis=0)).to(tl.int16), mask=number < blocks)
-            before += tl.sum(difference, axis=0)
+    units = tl.load(image + UNITS)
+    luma = units - components + 1
+    first_unit = tl.where(component == 0, 0, luma + component - 1)
+    of_mcu = tl.where(component == 0, luma, 1)
+    # A segment consists of whole MCUs.
+    blocks = tl.where(component < components, tl.load(segment + SEGMENT_BLOCKS) // units * of_mcu, 0)
+    of_all_parts = tl.num_programs(2) * BLOCK
+    size = (blocks + of_all_parts - 1) // of_all_parts * BLOCK
+    begin = tl.program_id(2) * size
+    first = tl.load(segment + SEGMENT_FIRST_BLOCK)
+    return first, begin, tl.minimum(begin + size, blocks), (units, first_unit, of_mcu)
+
+
+@triton.jit
+def load_dc(coefficients, first, number, end, units):
+    """Loads the DC values of a component's blocks with these numbers; returns where they are, too."""
+    of_mcu = units[2]
+    block = number // of_mcu * units[0] + units[1] + number % of_mcu
+    at = coefficients + (first + block).to(tl.int64) * 64
+    return at, tl.load(at, mask=number < end, other=0).to(tl.int32)
+
+
+@triton.jit
+def sum_dc_kernel(segments, images, coefficients, part_sums, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    """Sums the DC differences of each part of a component, for `add_dc_kernel`.
+
+    Writes `part_sums`, int32 [segments, 3, PARTS]; PARTS is the most parts that there may be.
+    """
+    first, begin, end, units = dc_of_part(segments, images, BLOCK)
+    total = tl.zeros((BLOCK,), tl.int32)
+    for at in range(begin, end, BLOCK):
+        total += load_dc(coefficients, first, at + tl.arange(0, BLOCK), end, units)[1]
+    part = (tl.program_id(0) * 3 + tl.program_id(1)) * PARTS + tl.program_id(2)
+    tl.store(part_sums + part, tl.sum(total, axis=0))
+
+
+@triton.jit
+def add_dc_kernel(segments, images, coefficients, part_sums, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    """Sums the DC differences of each part of a component to coefficients, in place, after the parts before it.
+
+    Sums wrap to 16 bits, as in libjpeg.
+    """
+    first, begin, end, units = dc_of_part(segments, images, BLOCK)
+    part = tl.arange(0, PARTS)
+    of_component = part_sums + (tl.program_id(0) * 3 + tl.program_id(1)) * PARTS
+    before = tl.sum(tl.load(of_component + part, mask=part < tl.program_id(2), other=0), axis=0)
+    for at in range(begin, end, BLOCK):
+        number = at + tl.arange(0, BLOCK)
+        place, difference = load_dc(coefficients, first, number, end, units)
+        tl.store(place, (before + tl.cumsum(difference, axis=0)).to(tl.int16), mask=number < end)
+        before += tl.sum(difference, axis=0)

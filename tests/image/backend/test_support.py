@@ -19,6 +19,7 @@ import torch_sink
 from image.cases import RESIZES_BYTES_IN_INTEGERS
 from torch_sink.image import support
 from torch_sink.image.core import settings
+from torch_sink.image.core.fallback import ledger
 from torch_sink.image.support import FALLBACK, NOT_TRIED, PASSES, RECORDED, REFUSED, SupportRow, Trial
 
 pytestmark = pytest.mark.halved
@@ -187,7 +188,7 @@ def test_the_table_keeps_what_workers_counted() -> None:
     with torch_sink.image_backend("device", device="cpu"):
         before = settings.active
         assert before is not None
-        Path(before.fallback_folder, "a_child").write_text('000000000002 ["blur", "no kernel"]\n')
+        ledger.arrive((before.report, (Counter({("blur", "no kernel"): 2}), True, 0, [])))
         counts = torch_sink.fallback_report().counts
         assert counts["blur", "no kernel"] == 2
         torch_sink.support_table()

@@ -11,17 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision.datasets import ImageFolder
 
 import torch_sink
 from image.check import assert_same_bits
 from image.worker_data import WatchedCollate, count_decodes, jitter_transform, sharpened_transform, train_transform
-from torch_sink.common.slab_writer import SlabCollate
-from torch_sink.common.slabs import Slabs
 from torch_sink.image.program.launches import make_program
 from torch_sink.image.program.program import ARRAYS
 from torch_sink.image.run.batch import LazyBatch
+from torch_sink.sink.openers import DataLoaderOpener
 
 SAMPLES, EPOCHS = 10, 3
 
@@ -87,17 +86,18 @@ def test_batches_in_slabs_equal_stock(photos: Path) -> None:
     """What is recorded for a device, made on the CPU from the files as they lie in memory that is used again."""
     dataset = some_images(photos, train_transform())
     expected = epochs_of(dataset, num_workers=1, persistent_workers=True)
-    slabs, kept = Slabs(workers=1, per_worker=4), []
+    kept = []
     torch.manual_seed(77)
-    collate = SlabCollate(default_collate, slabs)
     with torch_sink.image_backend("device", device="meta"):
-        loader = DataLoader(dataset, 4, shuffle=True, num_workers=1, collate_fn=collate, persistent_workers=True)
-        slabs.begin_generation([])
-        for images, targets in (batch for _ in range(EPOCHS) for batch in loader):
+        opener = DataLoaderOpener(DataLoader(dataset, 4, shuffle=True, num_workers=1, persistent_workers=True), None)
+        slabs = opener.make_slabs(2)
+        assert slabs is not None
+        opener.renew()
+        for images, targets in (batch for _ in range(EPOCHS) for batch in opener.open()):
             kept.append([LazyBatch(images.program._replace(destination="cpu")), targets])
             if len(kept) % 3:
                 kept[-1] = [kept[-1][0].materialize(), targets.clone()]
-            slabs.adapt()
+        opener.close()
     assert slabs.batches_received > 4
     assert_same_batches([[images.to("cpu"), targets] for images, targets in kept], expected)
 

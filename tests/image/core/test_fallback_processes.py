@@ -1,4 +1,4 @@
-"""What forked children report: each its own counts, all of them, in pools of every kind, and never an error."""
+"""What other processes report: data workers with their batches, pools of every kind themselves, and never an error."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import joblib
 import pytest
 from PIL import Image
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 import torch_sink
 from image.cases import encoded, opener
-from torch_sink import fallback_report
-from torch_sink.image.core import fallback, settings
+from torch_sink import SinkLoader, fallback_report
+from torch_sink.image.core import fallback
 
 TASKS = 10
 
@@ -99,31 +99,22 @@ KINDS = [map_in_pool, unordered_in_pool, one_child_a_task, executor, joblib_proc
 
 
 @pytest.mark.parametrize("run", KINDS)
-def test_every_child_is_counted_once(run: Callable[[range], list[int]]) -> None:
+def test_a_child_changes_nothing_and_counts_for_itself(run: Callable[[range], list[int]]) -> None:
     expected = sorted(map(expected_of, range(TASKS)))
     with torch_sink.image_backend("device", device="cpu"):
         darkness(0)
         assert sorted(run(range(TASKS))) == expected
-        assert reported() == 1 + TASKS
-        assert len(fallback_report()) == 1, str(fallback_report())
+        assert reported() == 1
 
 
-def test_many_pools_one_after_the_other() -> None:
-    with torch_sink.image_backend("device", device="cpu"):
-        for pools in range(1, 26):
-            with multiprocessing.get_context("fork").Pool(2) as pool:
-                pool.map(darkness, range(4), chunksize=1)
-            assert reported() == 4 * pools
-
-
-def test_a_child_counts_for_itself() -> None:
+def test_a_child_has_a_report_of_its_own() -> None:
     with torch_sink.image_backend("device", device="cpu"):
         darkness(0)
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
             assert pool.submit(reported).result() == 0
             pool.submit(darkness, 1).result()
             assert pool.submit(reported).result() == 1
-        assert reported() == 2
+        assert reported() == 1
 
 
 def test_a_child_that_sets_the_backend_itself_reports_itself() -> None:
@@ -148,109 +139,90 @@ def test_a_fork_while_another_thread_counts() -> None:
         assert reported() == 1
 
 
-def no_folder(folder: Path) -> None:
-    folder.rmdir()
+# --- data workers
 
 
-def file_in_the_way(folder: Path) -> None:
-    folder.rmdir()
-    folder.write_text("no folder")
+class Dark(Dataset[int]):
+    """Each sample falls back once; sample `killed` kills its worker."""
+
+    def __init__(self, killed: int = -1) -> None:
+        self.killed = killed
+
+    def __len__(self) -> int:
+        return TASKS
+
+    def __getitem__(self, index: int) -> int:
+        if index == self.killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return darkness(index)
 
 
-@pytest.mark.parametrize("damage", [no_folder, file_in_the_way])
-def test_bookkeeping_raises_nothing_into_user_code(damage: Callable[[Path], None]) -> None:
-    with torch_sink.image_backend("device", device="cpu"):
-        assert settings.active is not None
-        folder = Path(settings.active.fallback_folder)
-        damage(folder)
-        assert map_in_pool(range(4)) == list(map(expected_of, range(4)))
-        darkness(0)
-        assert reported() == 1
-    folder.unlink(missing_ok=True)
+class DarkStream(IterableDataset[int]):
+    """The same in a stream."""
+
+    def __iter__(self) -> Iterator[int]:
+        worker = get_worker_info()
+        assert worker is not None
+        return map(darkness, range(worker.id, TASKS, worker.num_workers))
 
 
-def test_a_full_disk_costs_the_report_the_counts_of_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*args: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    with torch_sink.image_backend("device", device="cpu"):
-        monkeypatch.setattr(Path, "write_bytes", full)
-        in_child(lambda: darkness(1))
-        darkness(0)
-        assert reported() == 1
+STARTS = ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)]
 
 
-def test_without_a_place_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_place(**options: Any) -> str:
-        raise FileNotFoundError("No usable temporary directory found")
-
-    monkeypatch.setattr(fallback.tempfile, "mkdtemp", no_place)
+@pytest.mark.parametrize("start", STARTS)
+def test_what_a_worker_counts_comes_with_its_batches(start: str) -> None:
     with torch_sink.image_backend("device", device="cpu"):
         darkness(0)
-        in_child(lambda: darkness(1))
-        assert reported() == 1
+        seen = []
+        for _ in DataLoader(Dark(), 2, num_workers=1, prefetch_factor=1, multiprocessing_context=start):
+            seen.append(reported())
+        assert seen == [3, 5, 7, 9, 11]
+        assert len(fallback_report()) == 1, str(fallback_report())
 
 
-def test_nothing_is_left_behind() -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dataset": Dark(), "batch_size": None},
+        {"dataset": Dark(), "batch_size": 3, "persistent_workers": True},
+        {"dataset": Dark(), "batch_size": 3, "collate_fn": tuple},
+        {"dataset": DarkStream(), "batch_size": 3},
+        {"dataset": DarkStream(), "batch_size": None},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", [list, SinkLoader])
+def test_every_sample_of_every_epoch_counts_once(settings: dict[str, Any], kind: Any) -> None:
     with torch_sink.image_backend("device", device="cpu"):
-        assert settings.active is not None
-        folder = Path(settings.active.fallback_folder)
-        in_child(lambda: darkness(0))
-        assert len(list(folder.iterdir())) == 1
-        in_child(fallback.ledger.close)  # what runs at exit
+        loader = DataLoader(**settings, num_workers=2, multiprocessing_context="fork")
+        epochs = SinkLoader(loader) if kind is SinkLoader else loader
+        for epoch in range(1, 4):
+            assert len(list(epochs)) > 0
+            assert reported() == epoch * TASKS
+        if kind is SinkLoader:
+            epochs.close()
+
+
+def test_a_killed_worker_loses_what_has_not_arrived() -> None:
+    with torch_sink.image_backend("device", device="cpu"):
+        arrived = list[Any]()
+        with pytest.raises(RuntimeError, match=r"exited unexpectedly|killed by signal"):
+            arrived.extend(DataLoader(Dark(killed=7), 2, num_workers=1, multiprocessing_context="fork"))
+        assert 2 * len(arrived) <= reported() <= 6
+
+
+def test_batches_count_for_the_report_that_their_workers_were_started_for() -> None:
+    loader = DataLoader(Dark(), 2, num_workers=1, prefetch_factor=1, multiprocessing_context="fork")
+    with torch_sink.image_backend("device", device="cpu"):
+        batches = iter(loader)
+        next(batches)
         with torch_sink.image_backend("device", device="cpu"):
-            assert folder.exists()
-    torch_sink.set_image_backend("device", device="cpu")
-    torch_sink.set_image_backend("PIL")
-    assert not folder.exists()
-    in_child(lambda: fallback.ledger.add("a child", "of before goes on"))
-    assert not folder.exists()
-    last = Path(fallback.ledger.folder)
-    assert last.exists()
-    fallback.ledger.close()  # what runs at exit
-    assert not last.exists()
-
-
-def set_backend(folder: str) -> None:
-    fallback.tempfile.tempdir = folder
-    torch_sink.set_image_backend("device", device="cpu")
-
-
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_children_that_set_the_backend_themselves_leave_nothing_behind(method: str, tmp_path: Path) -> None:
-    """As the ranks of `torch.multiprocessing.spawn` do, and data workers by their `worker_init_fn`."""
-    child = multiprocessing.get_context(method).Process(target=set_backend, args=(str(tmp_path),))
-    child.start()
-    child.join()
-    assert child.exitcode == 0
-    assert not list(tmp_path.glob("torch_sink_fallback_*"))
-
-
-def test_a_child_replaces_its_file_for_new_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Samples that fall back again and again cost a data worker one small write each."""
-
-    def count() -> None:
-        for number in range(300):
-            if number == 2:
-                monkeypatch.delattr(Path, "replace")
-            fallback.ledger.add("blur", f"reason {number % 2}")
-
+            next(batches)
+            assert reported() == 0
+        assert reported() == 4
     with torch_sink.image_backend("device", device="cpu"):
-        in_child(count)
-        assert fallback_report().counts == {("blur", "reason 0"): 150, ("blur", "reason 1"): 150}
-
-
-def test_a_child_that_is_killed_while_it_writes_loses_what_it_was_writing_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def count_and_die() -> None:
-        fallback.ledger.add("blur", "no kernel\nfor it")
-        monkeypatch.setattr(Path, "replace", lambda *args: os.kill(os.getpid(), signal.SIGKILL))
-        fallback.ledger.add("resize", "odd")
-
-    with torch_sink.image_backend("device", device="cpu"):
-        in_child(count_and_die)
-        assert fallback_report().counts == {("blur", "no kernel\nfor it"): 1}
+        assert len(list(batches)) == 3
+        assert reported() == 0
 
 
 def test_pixels_of_handles_from_a_pool() -> None:
@@ -264,19 +236,3 @@ def test_pixels_of_handles_from_a_pool() -> None:
 
 def opened(index: int) -> Image.Image:
     return opener(encoded(30, 31, index))().convert("RGB")
-
-
-def _count_around_a_block() -> None:
-    darkness(0)
-    with torch_sink.image_backend("device", device="meta"):
-        pass
-    darkness(1)
-    darkness(2)
-
-
-def test_a_child_goes_on_counting_after_a_backend_of_its_own() -> None:
-    with torch_sink.image_backend("device", device="cpu"):
-        child = multiprocessing.get_context("fork").Process(target=_count_around_a_block)
-        child.start()
-        child.join(60)
-        assert (child.exitcode, reported()) == (0, 3)

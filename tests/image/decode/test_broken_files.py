@@ -286,7 +286,8 @@ def test_wrong_policies_are_refused(wrong: Any) -> None:
 def test_the_policy_travels_to_workers_that_are_spawned() -> None:
     with backend("skip"):
         worker_loop = pickle.loads(pickle.dumps(torch.utils.data._utils.worker._worker_loop))
-        assert worker_loop.settings.on_decode_error == "skip"
+        (recording,) = worker_loop.features
+        assert recording.settings.on_decode_error == "skip"
 
 
 @pytest.mark.slow

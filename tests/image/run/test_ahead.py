@@ -134,13 +134,13 @@ def test_the_type_of_the_result_compiles_only_what_writes_it() -> None:
     assert len(set.union(*by_type)) == 1 + 2
 
 
-DC = next(at for at, variant in enumerate(ahead.every_variant(TARGET)) if variant.kernel.__name__ == "dc_kernel")
+DC = next(at for at, variant in enumerate(ahead.every_variant(TARGET)) if variant.kernel.__name__ == "add_dc_kernel")
 
 
 def test_a_kernel_is_compiled_once(cache: Path) -> None:
     first = ahead.compile_variant(DC, TARGET)
     assert (first.was_there, first.error) == (False, "")
-    assert list(cache.rglob("dc_kernel.cubin"))
+    assert list(cache.rglob("add_dc_kernel.cubin"))
     assert ahead.compile_variant(DC, TARGET).was_there
 
 
@@ -174,7 +174,7 @@ def test_kernels_are_loaded_on_the_device_at_hand(
         for variants, status in (([dc], 0), ([broken, dc], 1)):
             monkeypatch.setattr(ahead, "every_variant", lambda target, variants=variants: variants)
             assert main(["warm"]) == status
-            assert built == ["dc_kernel"]
+            assert built == ["add_dc_kernel"]
         monkeypatch.setattr(ahead, "every_variant", lambda target: [dc])
         monkeypatch.setattr(Proof, "verdict", lambda proof, device: Verdict(False, "3 of 12 values differ"))
         assert main(["warm"]) == 1, "a build that is wrong is no success"

@@ -163,6 +163,19 @@ def test_a_file_whose_lanes_agree_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+def test_a_late_file_in_every_batch() -> None:
+    """One of 256 goes on alone, each time at another place: none goes to Pillow, and no other pixel changes."""
+    late = jpeg(16, 8, "4:4:4", content="noise", quality=100)
+    easy = [jpeg(16, 16, SAMPLINGS[seed % len(SAMPLINGS)], seed=seed, quality=30) for seed in range(255)]
+    chance = random.Random(0)
+    with mock.patch.object(jpeg_tables, "choose_lane_shape", return_value=SHORT._replace(rounds=2)):
+        for _ in range(5):
+            chance.shuffle(easy)
+            at = chance.randrange(256)
+            assert check_files([*easy[:at], late, *easy[at:]], device_in_use()) == []
+
+
+@pytest.mark.slow
 def test_the_photograph_whose_lanes_agree_last(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     from jpeg_rounds import count_rounds, opened

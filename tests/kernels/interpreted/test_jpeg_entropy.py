@@ -27,7 +27,7 @@ from kernels.jpeg_cases import (
 )
 from kernels.jpeg_golden import Damaged
 from torch_sink.image.decode.jpeg_block import JpegFile
-from torch_sink.triton_kernels.jpeg import entropy
+from torch_sink.triton_kernels.jpeg import entropy, passes
 from torch_sink.triton_kernels.shapes import LANE_SHAPES, LaneShape
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "examples" / "benchmarks"
@@ -80,6 +80,21 @@ def test_several_programs() -> None:
     assert not any(check(*pair) for pair in zip(files, found, strict=True))
 
 
+def test_several_programs_of_a_component() -> None:
+    """Of 144 blocks of luma, 16 at a time: some programs sum two steps, and some nothing."""
+    files = [CLEAN["4:2:0, 1 x 1"], open_file(encode(noise(96, 96), quality=30)), CLEAN["gray, restart every row"]]
+    with mock.patch.object(entropy, "parts_of_component", return_value=7), mock.patch.object(entropy, "DC_BLOCKS", 16):
+        found = decode_files(files)
+    assert not any(check(*pair) for pair in zip(files, found, strict=True))
+
+
+def test_as_many_programs_of_a_component_as_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Photographs, files of 12 megapixels, and files with a restart marker after each row of MCUs."""
+    monkeypatch.setattr(entropy, "are_interpreted", lambda: False)
+    of_batches = (256, 256 * 4600), (24, 24 * 281_000), (256 * 47, 256 * 8600)
+    assert [entropy.parts_of_component(*counts) for counts in of_batches] == [5, 32, 1]
+
+
 # Files whose lanes agree one after the other: full blocks, and blocks that all look alike.
 LATE = {
     "noise": encode(noise(16, 8), quality=100, subsampling="4:4:4"),
@@ -114,7 +129,7 @@ def test_lanes_that_agree_late(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_lanes_that_do_not_agree_are_noticed() -> None:
     hard = open_file(encode(noise(24, 24), quality=90))
     easy = open_file(encode(photo(17, 9), quality=5))
-    with mock.patch.object(entropy, "_settle"):
+    with mock.patch.object(passes, "settle"):
         found = decode_files([hard, easy], LaneShape(128, 128, 1))
     assert found[0].status & COLUMN["NOT_CONVERGED"]
     assert not check(easy, found[1])

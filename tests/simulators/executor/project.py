@@ -86,9 +86,9 @@ def is_harmless(finding: Finding, launched: Launched) -> bool:
     matter which is last: the status of the image says so, and Pillow decodes it.
     """
     kinds = ("write after write without barrier", "threads store different values in one place")
-    if finding.kernel != "write_kernel" or finding.kind not in kinds:
+    if finding.kernel != "finish_kernel" or finding.kind not in kinds:
         return False
-    status = launched.arguments[-2]
+    status = launched.arguments[14]
     return bool((status & NOT_CONVERGED).any())
 
 

@@ -27,10 +27,11 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from torch_sink.common import slabs as slabs_module
-from torch_sink.common.slab_writer import SlabCollate, _Writer
+from torch_sink.common.slab_writer import Writer
 from torch_sink.common.slabs import Slabs
 from torch_sink.sink import SinkLoader
 from torch_sink.sink.device import DeviceOps, SlotProtocol
+from torch_sink.sink.openers import DataLoaderOpener
 
 pytestmark = pytest.mark.once_on_oldest
 
@@ -86,7 +87,7 @@ class Worker:
     """A worker and the pipe from it, without a process."""
 
     def __init__(self, slabs: Slabs, number: int) -> None:
-        self.writer, self.pipe = _Writer(slabs, number), list[bytes]()
+        self.writer, self.pipe = Writer(slabs, number), list[bytes]()
         self.kept: deque[dict[str, Any]] = deque(maxlen=2)
 
     def send(self, value: int, size: int) -> bool:
@@ -185,14 +186,11 @@ def test_a_worker_that_was_given_up_disturbs_nobody() -> None:
 
 @pytest.mark.parametrize("start", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_batches_that_are_kept_stay_as_they_are(start: str) -> None:
-    slabs = Slabs(workers=1, per_worker=4)
-    loader = DataLoader(
-        Vectors(), 4, num_workers=1, collate_fn=SlabCollate(default_collate, slabs), multiprocessing_context=start
-    )
-    slabs.begin_generation([])
+    opener = DataLoaderOpener(DataLoader(Vectors(), 4, num_workers=1, multiprocessing_context=start), None)
+    slabs = opener.make_slabs(2)
+    assert slabs is not None
     kept = []
-    for number, batch in enumerate(loader):
-        slabs.adapt()
+    for number, batch in enumerate(opener.open()):
         assert is_as_made(batch, number)
         if number % 5 == 0:
             kept.append((number, batch if number % 2 else [batch[0][1:], batch[1][1:]]))
@@ -491,10 +489,9 @@ def test_labels_come_without_a_connection_to_the_worker_and_share_memory_as_they
         raise AssertionError("the training process asked the worker for shared memory")
 
     monkeypatch.setattr(resource_sharer.DupFd, "detach", refuse)
-    slabs = Slabs(1, 4)
-    loader = DataLoader(Vectors(), 4, num_workers=1, collate_fn=SlabCollate(labels_and_some_of_them, slabs))
-    slabs.begin_generation([])
-    *_, (labels, some) = loader
+    opener = DataLoaderOpener(DataLoader(Vectors(), 4, num_workers=1, collate_fn=labels_and_some_of_them), None)
+    assert opener.make_slabs(2)
+    *_, (labels, some) = opener.open()
     assert labels.tolist() == [92, 93, 94, 95]
     some.zero_()
     assert labels.tolist() == [92, 0, 0, 95]

@@ -1,25 +1,18 @@
 """What ran in stock code on the CPU instead of on the device: how often, and why.
 
-Each data worker and forked child writes its counts to a file in a folder of the process that set the backend; the
-report adds them up. Errors with these files never reach user code.
+What a data worker counts travels with its batches to the process that started it. A process that sends no batches, such
+as one of a pool, reports for itself.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import mmap
 import os
 import secrets
-import shutil
 import sys
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from multiprocessing.util import Finalize
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -31,13 +24,13 @@ from torch_sink.common import after_fork_in_child
 from torch_sink.damage.report import DecodeReport, decode_report
 from torch_sink.errors import UnsupportedOperation
 from torch_sink.image.core.origins import Origin, said_beside_recorded, said_of_nothing_recorded
+from torch_sink.worker.batch import Note
 
 # An operation, and the reason why it was not recorded.
 Row = tuple[str, ...]
-# Rows in the files of children that are no fallbacks: whether anything was recorded, how many images are kept.
-_HAS_RECORDED: Row = ()
-_KEPT: Row = ("kept",)
-_ORIGIN = 3  # the length of a row that says what made samples which were not recorded
+# What a process has counted: fallbacks, whether anything was recorded, how many images are kept, what made samples that
+# were not recorded.
+Counts = tuple[Counter[Row], bool, int, list[Origin]]
 
 
 class FallbackReport:
@@ -48,7 +41,7 @@ class FallbackReport:
     Attributes:
         counts: {(operation, reason): how often}.
         has_recorded: something was recorded at all.
-        kept: how many images datasets keep in memory, decoded once, in all processes.
+        kept: how many images datasets keep in memory, decoded once, in this process and its data workers.
         origins: what made samples that were not recorded.
         broken: what `decode_report()` says.
     """
@@ -90,146 +83,115 @@ class FallbackReport:
 
 
 class _Ledger:
-    """The counts of this process, and the folder where its children leave theirs.
+    """The counts of this process since the backend was set; a forked child begins with empty ones.
 
-    A child begins with empty counts. They are lines of one file: a new line replaces the file, and a new count is
-    written over the old one, as a sample may have many fallbacks. So the file is whole also where a child was killed.
+    Attributes:
+        report: names the counts; a data worker belongs to the report of the process that started it.
     """
 
     def __init__(self) -> None:
-        self.counts: Counter[Row] = Counter()
-        self.has_recorded = False
-        self.kept = 0
-        self.origins: dict[Origin, None] = {}
-        self.added, self.latest = 0, _HAS_RECORDED  # how many fallbacks were counted, and the row of the last one
-        self.strict = False
-        self.folder = ""
-        self._owner = 0  # the process that made the folder, and reports
-        self._closes_at_exit = False
-        self._offsets: dict[Row, int] = {}  # first byte of each count in this child's file
-        self._text: Any = b""  # the file, mapped
+        self.added, self.latest = 0, ("", "")  # how many fallbacks were counted, and the row of the last one
+        self.strict, self.report = False, ""
+        self.counts: Counter[Row]
+        self.has_recorded: bool
+        self.kept: int
+        self.origins: dict[Origin, None]
+        self._sent: Counts  # what `tell` has told
+        self._has_news: bool  # for `tell`
         self.begin_in_child()
 
-    def open(self, folder: str | None, strict: bool) -> str:
-        """Starts counting afresh.
-
-        `folder` is that of the parent, in a worker; None where this process reports, and makes one. Returns the folder,
-        or "" where there is no place for temporary files: the report then lacks the children's counts.
-        """
-        self.close()
-        self.counts, self.has_recorded, self.kept, self.origins, self.strict = Counter(), False, 0, {}, strict
-        self.folder, self._owner, self._offsets, self._leaves = folder or "", 0, {}, folder is not None
-        if folder is None:
-            with contextlib.suppress(OSError):
-                self.folder, self._owner = tempfile.mkdtemp(prefix="torch_sink_fallback_"), os.getpid()
-            if not self._closes_at_exit:
-                Finalize(None, self.close, exitpriority=0)  # children of multiprocessing end without `atexit`
-                self._closes_at_exit = True
-        return self.folder
+    def open(self, report: str | None, strict: bool) -> str:
+        """Starts counting afresh, for the report of another process or, if None, for a new one; returns its name."""
+        self._begin()
+        self.report, self.strict = report or secrets.token_hex(8), strict
+        return self.report
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Inside, counting begins afresh; afterwards it goes on with the counts and the folder from before."""
-        before = self.counts, self.has_recorded, self.kept, self.origins, self.strict, self.folder, self._owner
-        in_file = self._leaves, self._offsets, self._text
-        self.counts, self.has_recorded, self.kept, self.origins = Counter(), False, 0, {}
-        self.folder, self._owner = "", 0
+        """Inside, counting begins afresh; afterwards it goes on with the counts from before."""
+        before, strict, report = (self.counts, self.has_recorded, self.kept, self.origins), self.strict, self.report
+        sent, has_news = self._sent, self._has_news
+        arrived = self._set_aside[report] = []
+        self._begin()
+        self.report = ""
         try:
             yield
         finally:
-            self.close()
-            self.counts, self.has_recorded, self.kept, self.origins, self.strict, self.folder, self._owner = before
-            self._leaves, self._offsets, self._text = in_file
-
-    def close(self) -> None:
-        """Removes the folder with the files of the children."""
-        if self._owner == os.getpid():
-            shutil.rmtree(self.folder, ignore_errors=True)
+            (self.counts, self.has_recorded, self.kept, self.origins), self.strict, self.report = before, strict, report
+            self._sent, self._has_news = sent, has_news
+            del self._set_aside[report]
+            for news in arrived:
+                self.arrive((report, news))
 
     def begin_in_child(self) -> None:
         """Begins with empty counts; after a fork with a new lock, which another thread of the parent may have held."""
-        self.counts, self.has_recorded, self.kept, self.origins = Counter(), False, 0, {}
+        self._begin()
         self._lock = threading.Lock()
-        self._name, self._offsets, self._closes_at_exit, self._leaves = secrets.token_hex(8), {}, False, True
+        self._set_aside: dict[str, list[Counts]] = {}  # what arrives for reports that are set aside
+
+    def _begin(self) -> None:
+        self.counts, self.has_recorded, self.kept, self.origins = Counter(), False, 0, {}
+        self._sent, self._has_news = self.total(), False
 
     def add(self, operation: str, reason: str) -> None:
         row = operation, reason
         with self._lock:
             self.added, self.latest = self.added + 1, row
-            self.counts[row] = count = self.counts.get(row, 0) + 1
-            if self._leaves:
-                self._leave(row, count)
+            self.counts[row] = self.counts.get(row, 0) + 1
+            self._has_news = True
 
     def note_recorded(self) -> None:
         """Notes, once, that something was recorded."""
         if not self.has_recorded:
-            with self._lock:
-                self.has_recorded = True
-                self._leave(_HAS_RECORDED, 1)
+            self.has_recorded = self._has_news = True
 
     def note_kept(self) -> None:
         """Counts an image that is kept in memory, and has its pixels now."""
         with self._lock:
             self.kept += 1
-            self._leave(_KEPT, self.kept)
+            self._has_news = True
 
     def note_origin(self, origin: Origin) -> None:
         """Notes, once, what made a sample that is not recorded."""
         if origin not in self.origins:
             with self._lock:
                 self.origins[origin] = None
-                self._leave(origin, 1)
+                self._has_news = True
 
-    def _leave(self, row: Row, count: int) -> None:
-        """Writes the count of a row to this child's file, or all of the file where it lacks that row.
+    def total(self) -> Counts:
+        """What this process has counted, and what has arrived from its data workers."""
+        return self.counts.copy(), self.has_recorded, self.kept, [*self.origins]
 
-        Where the disk is full or the folder is gone, the report lacks the counts of this child.
-        """
-        if not self._leaves or not self.folder:
-            return
-        if row in self._offsets:
-            begin = self._offsets[row]
-            self._text[begin : begin + 12] = b"%012d" % count
-            return
-        rows = {
-            _HAS_RECORDED: int(self.has_recorded),
-            _KEPT: self.kept,
-            **dict.fromkeys(self.origins, 1),
-            **self.counts,
-        }
-        file = Path(self.folder, self._name)
-        with contextlib.suppress(OSError):
-            text, offsets = b"", {}
-            for known, times in rows.items():
-                offsets[known] = len(text)
-                text += b"%012d %s\n" % (times, json.dumps(known).encode())
-            unfinished = file.with_name(f".{self._name}")
-            unfinished.write_bytes(text)
-            with open(unfinished, "r+b") as opened:
-                self._text = mmap.mmap(opened.fileno(), 0)
-            unfinished.replace(file)
-            self._offsets = offsets
+    def tell(self) -> Note | None:
+        """In a data worker: what was counted since the last call, for the process that started it; None if nothing."""
+        if not self._has_news:
+            return None
+        self._has_news = False
+        (counts, _, kept, origins), now = self._sent, self.total()
+        self._sent = now
+        return _arrived, (self.report, (now[0] - counts, now[1], now[2] - kept, now[3][len(origins) :]))
 
-    def total(self) -> tuple[Counter[Row], bool, int, list[Origin]]:
-        """For this process and its children: the counts, whether anything was recorded, how many images are kept, and
-        what made samples that were not recorded.
-        """
-        counts = Counter(self.counts)
-        files = Path(self.folder).glob("[!.]*") if self._owner == os.getpid() else ()
-        for file in files:
-            with contextlib.suppress(OSError):  # removed meanwhile
-                for line in file.read_bytes().splitlines():
-                    count, row = line.split(b" ", 1)
-                    counts[tuple(json.loads(row))] += int(count)
-        has_recorded = counts.pop(_HAS_RECORDED, 0) > 0 or self.has_recorded
-        origins = [*dict.fromkeys([*self.origins, *(row for row in counts if len(row) == _ORIGIN)])]
-        for origin in origins:
-            counts.pop(origin, None)
-        return counts, has_recorded, self.kept + counts.pop(_KEPT, 0), origins
+    def arrive(self, sent: tuple[str, Counts]) -> None:
+        """Adds what a data worker has counted, unless its report is that of an earlier backend."""
+        report, news = sent
+        if report in self._set_aside:
+            self._set_aside[report].append(news)
+        elif report == self.report:
+            counts, has_recorded, kept, origins = news
+            with self._lock:
+                self.counts.update(counts)
+                self.has_recorded |= has_recorded
+                self.kept += kept
+                self.origins.update(dict.fromkeys(origins))
+                self._has_news = True
 
 
 ledger = _Ledger()
 after_fork_in_child(ledger.begin_in_child)
+
+
+def _arrived(sent: tuple[str, Counts]) -> None:
+    ledger.arrive(sent)
 
 
 class _Executing(threading.local):
@@ -249,6 +211,9 @@ MUTED = _Executing()
 
 def fallback_report() -> FallbackReport:
     """What ran in stock code since the backend was set, in this process and in the data workers that it started.
+
+    What a data worker counts arrives with its batches. A process that sends no batches, such as one of a pool or of
+    joblib, counts for itself: call this function there.
 
     Without a device, few of the samples in memory are recorded unless the backend is strict: what falls back in each of
     them is counted exactly, and what falls back at random is estimated.

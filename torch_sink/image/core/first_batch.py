@@ -21,6 +21,7 @@ from PIL import Image
 from torch_sink.common.containers import leaves
 from torch_sink.image.core.fallback import ledger, qualified_name
 from torch_sink.image.core.origins import CALLED, GAVE, GAVE_NO_IMAGE, GOT, Origin
+from torch_sink.worker.batch import WorkerBatch
 
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")})
 # Its code calls what the user gives it, as an `ImageFolder` calls its `loader`.
@@ -43,10 +44,12 @@ def look_at_first(fetcher: Any) -> Any:
         with _noted_calls() as calls:
             batch = found.fetch(index)
         if not ledger.has_recorded:
+            sent = batch if type(batch) is WorkerBatch else None
             with contextlib.suppress(Exception):  # of a user's class that cannot be looked through
-                is_wrapped = type(batch).__module__.startswith("torch_sink.")  # for a slab, or with broken files
-                for origin in origins_of(found.dataset, getattr(batch, "batch", batch) if is_wrapped else batch, calls):
+                for origin in origins_of(found.dataset, batch if sent is None else sent.batch, calls):
                     ledger.note_origin(origin)
+            if sent is not None and (note := ledger.tell()) is not None:
+                sent.notes.append(note)
         return batch
 
     fetcher.fetch = fetch

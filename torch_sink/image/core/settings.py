@@ -19,14 +19,14 @@ class Settings(NamedTuple):
         device: where pixels are made, as a string, so that a worker needs no device to read it; "" until it is asked.
         strict: fallbacks raise.
         interpreted: kernels run on the CPU under Triton's interpreter.
-        fallback_folder: where workers leave their fallback counts.
+        report: the fallback report that workers count for.
         on_decode_error: what becomes of broken files, "raise", "skip" or "replace".
     """
 
     device: str
     strict: bool
     interpreted: bool
-    fallback_folder: str
+    report: str
     on_decode_error: Policy = "raise"
 
     @property

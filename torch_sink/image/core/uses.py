@@ -6,5 +6,4 @@ Uses without a batch in between belong to one sample, such as two crops that are
 from __future__ import annotations
 
 batches = 0  # how many batches and single images this process has made, planned, or sent to another process
-is_collating = False  # whether this data worker is inside collate_fn, whose result is sent to another process
 were_opened = False  # whether this process has opened images whose pixels are not made yet, which a dataset may keep

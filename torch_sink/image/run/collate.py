@@ -18,6 +18,7 @@ from torch_sink.image.handles.tensor import HANDLES, RECORDED, Handle, LazyTVIma
 from torch_sink.image.program.block import collated_tensor
 from torch_sink.image.run.batch import LazyBatch, program_of
 from torch_sink.image.run.stock import decoded_once, run_on_cpu
+from torch_sink.worker.prepare import WorkerCollate
 
 
 def collate_handles(handles: Sequence[Any], **_: Any) -> torch.Tensor:
@@ -51,7 +52,7 @@ def collate_handles(handles: Sequence[Any], **_: Any) -> torch.Tensor:
     full_shape = (len(items), *shape)
     if at_once:
         uses.batches += 1
-        is_sent = uses.is_collating  # not a stack that a program makes for one sample
+        is_sent = WorkerCollate.is_running  # not a stack that a program makes for one sample
         out = collated_tensor(full_shape, dtype) if is_sent else torch.empty(full_shape, dtype=dtype, device="cpu")
         try:
             run_on_cpu(decoded_once(items), out)

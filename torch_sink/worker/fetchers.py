@@ -26,8 +26,9 @@ from torch_sink.damage.report import (
     policy_of_thread,
     set_policy,
 )
-from torch_sink.damage.samples import GuardedCollate, GuardedDataset, PartialBatch, raise_without_samples
+from torch_sink.damage.samples import GuardedDataset, raise_without_samples, settled
 from torch_sink.errors import add_hints
+from torch_sink.worker.batch import WorkerBatch
 
 
 class _Guarded:
@@ -56,9 +57,18 @@ class _GuardedMapFetcher(_Guarded, fetch._MapDatasetFetcher):
 
     def _fetch(self, index: Any) -> Any:
         dataset = GuardedDataset(self.dataset)
-        collate = GuardedCollate(self.collate_fn, self.policy, self.auto_collation, dataset.next_good)
-        guarded: Any = SimpleNamespace(**{**vars(self), "dataset": dataset, "collate_fn": collate})
-        return self.stock.fetch(guarded, index)
+        guarded: Any = SimpleNamespace(**{**vars(self), "dataset": dataset, "collate_fn": lambda fetched: fetched})
+        fetched = self.stock.fetch(guarded, index)
+        samples, loss = settled(fetched if self.auto_collation else [fetched], self.policy, dataset.next_good)
+        if loss is None:
+            return self.collate_fn(fetched)
+        if samples:
+            made = self.collate_fn(samples if self.auto_collation else samples[0])
+        else:  # that of a worker may have something to tell all the same
+            made = getattr(self.collate_fn, "of_no_samples", lambda: None)()
+        sent = made if type(made) is WorkerBatch else WorkerBatch(made)
+        sent.loss, sent.is_empty = loss, not samples
+        return sent
 
 
 class _GuardedIterableFetcher(_Guarded, fetch._IterableDatasetFetcher):
@@ -76,7 +86,7 @@ _GUARDED = {kind.stock: kind for kind in (_GuardedMapFetcher, _GuardedIterableFe
 def guard_fetcher(fetcher: Any, policy: Policy) -> None:
     """Makes one of torch's fetchers name broken files; of samples by index also skip or replace them.
 
-    Their batches are then `PartialBatch`es.
+    A batch that has lost some is then a `WorkerBatch`.
     """
     if type(fetcher) in _GUARDED:
         fetcher.__class__ = _GUARDED[type(fetcher)]
@@ -141,7 +151,7 @@ class _NextData:
                 lost, self.of_pass = self.of_pass, DecodeReport()
                 end_pass(lost, is_empty=iterator._num_yielded == 0)
                 raise
-            if type(batch) is not PartialBatch:
+            if type(batch) is not WorkerBatch or batch.loss is None:
                 return batch
             self.of_pass.add(batch.loss)
             add_to_report(batch.loss)
@@ -161,7 +171,7 @@ def begin_iterator(stock: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
-def give_partial_batches(iterator: Any, policy: Policy) -> None:
-    """Makes an iterator return `PartialBatch`es as they are, including those from worker processes."""
+def give_worker_batches(iterator: Any, policy: Policy) -> None:
+    """Makes an iterator return `WorkerBatch`es as they are."""
     vars(iterator).pop("_next_data", None)  # set by `begin_iterator`
     guard_fetcher(getattr(iterator, "_dataset_fetcher", None), policy)

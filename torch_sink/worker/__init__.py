@@ -1,0 +1,1 @@
+"""Data workers: how one is prepared, what it sends, and how the training process receives it."""
