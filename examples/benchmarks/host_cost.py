@@ -45,9 +45,8 @@ META = torch.device("meta")
 BLOCKS = {"pinned": "files in pinned slabs", "shared": "files in shared memory"}
 POLL_SECONDS = 0.01
 MOST_BATCHES = 1000
-SLABS = 4  # of the worker
 READINGS = 2000
-WARM_UP = 8  # batches: they fill caches, and show how large slabs have to be
+WARM_UP = 8  # batches: they fill caches, and make slabs
 
 RECEIVING, DECODING, PLACING, LAUNCHING = "receive the batch", "decode", "add addresses", "launch"
 COPYING, REST, IN_ALL = "copy the files", "the rest", "in all"
@@ -222,7 +221,7 @@ def batches(folder: Path, pipeline: str, size: int, block: str) -> Iterator[Call
     loader = DataLoader(dataset, batch_sampler=indices, num_workers=1, multiprocessing_context="fork")
     opener = DataLoaderOpener(loader, None)
     if block == "pinned":
-        opener.make_slabs(SLABS)
+        opener.make_pool()
     iterator: Any = opener.open() if block == "pinned" else iter(loader)
     while True:
         while iterator._data_queue.empty():

@@ -60,4 +60,4 @@ def registered_bytes(batches: Any) -> int:
     slabs = getattr(slots, "slabs", None)
     if slabs is None:
         return 0
-    return sum(region.nbytes for region in slabs.regions if region.ctypes.data in slots.locked)
+    return sum(size for (_, size), is_locked in slabs.items() if is_locked)

@@ -3,11 +3,11 @@
     python examples/benchmarks/slabs.py [--data DIR]
 
 A worker writes the files of a batch to shared memory, as the image backend's collate does, and sends it. "Fresh" is
-torch's shared memory, mapped anew for every batch, and a copy to staging memory, from which a device can copy.
-"Segments" are memory that is mapped once, to which workers of a plain DataLoader write recorded batches; they are
-copied to the staging memory as well. "Slabs" are those of a SinkLoader; where they cannot be page-locked they are
-copied, too. CPU time of both processes with all their threads, in microseconds an image; first a gate: every batch
-must arrive as it was sent. Prints a table and writes JSON.
+torch's shared memory, mapped anew for every batch, and a copy to staging memory, from which a device can copy. "Slabs"
+are memory that is mapped once. Those of a plain DataLoader, to which its workers write recorded batches, are copied to
+the staging memory as well; so are those of a SinkLoader that cannot be page-locked. CPU time of both processes with all
+their threads, in microseconds an image; first a gate: every batch must arrive as it was sent. Prints a table and writes
+JSON.
 """
 
 from __future__ import annotations
@@ -15,49 +15,52 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
+import torch_sink
 from harness import describe, make_parser, photographs, positive, read_files, save, write
 from torch_sink.cli.worker_cost import percentiles
-from torch_sink.common import segments
+from torch_sink.common import pool_writer
 from torch_sink.image.program.block import Packed
 from torch_sink.sink.openers import DataLoaderOpener
 
 WARM_UP = 8
-SLABS = 2  # of the worker, beside those for batches that are made ahead
 
 
 class Pack:
     """A collate function: the files, one after the other, and the worker's CPU seconds so far."""
 
-    def __init__(self, files: list[bytes], *, in_segments: bool) -> None:
-        self.files, self.size, self.in_segments = files, sum(map(len, files)), in_segments
+    def __init__(self, files: list[bytes], *, is_recorded: bool) -> None:
+        self.files, self.size, self.is_recorded = files, sum(map(len, files)), is_recorded
 
     def __call__(self, samples: list[int]) -> tuple[Packed | torch.Tensor, float]:
-        if self.in_segments:
-            blob = segments.allocate(self.size)
-            assert blob is not None, "there is no segment; nothing was measured"
+        if self.is_recorded:
+            blob = pool_writer.allocate(self.size)
+            assert blob is not None, "there is no slab; nothing was measured"
         else:
             blob = torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(self.size))
         view, begin = memoryview(blob.numpy().data), 0
         for data in self.files:
             view[begin : begin + len(data)] = data
             begin += len(data)
-        return Packed(blob, None, (0, 0)) if self.in_segments else blob, time.process_time()
+        return Packed(blob, None, (0, 0)) if self.is_recorded else blob, time.process_time()
 
 
 def run(files: list[bytes], batches: int, use: Callable[[torch.Tensor], Any], way: str) -> dict[str, float]:
     """Microseconds an image of the worker and of the training process."""
-    collate = Pack(files, in_segments=way == "segments")
+    collate = Pack(files, is_recorded=way == "recorded")
     loader = DataLoader(range(WARM_UP + batches), 1, num_workers=1, collate_fn=collate, multiprocessing_context="fork")
     opener = DataLoaderOpener(loader, None)
-    slabs = opener.make_slabs(SLABS) if way == "slabs" else None
+    pool = opener.make_pool() if way == "slabs" else None
+    with torch_sink.image_backend("device", device="meta") if way == "recorded" else nullcontext():
+        received = iter(loader) if pool is None else opener.open()
     expected = torch.frombuffer(bytearray(b"".join(files)), dtype=torch.uint8)
     begun = worker_begun = worker_ended = 0.0
-    for number, (made, worker_ended) in enumerate(loader if slabs is None else opener.open()):
+    for number, (made, worker_ended) in enumerate(received):
         blob = made.blob if isinstance(made, Packed) else made
         if number < WARM_UP and not torch.equal(blob, expected):
             sys.exit("a batch did not arrive as it was sent; nothing was measured")
@@ -65,7 +68,7 @@ def run(files: list[bytes], batches: int, use: Callable[[torch.Tensor], Any], wa
         del blob, made
         if number == WARM_UP - 1:
             begun, worker_begun = time.process_time(), worker_ended
-    if slabs is not None and slabs.batches_received < batches:
+    if pool is not None and pool.batches_received < batches:
         sys.exit("batches did not come in slabs; nothing was measured")
     scale = 1e6 / batches / len(files)
     return {"worker": (worker_ended - worker_begun) * scale, "training": (time.process_time() - begun) * scale}
@@ -84,7 +87,7 @@ def main() -> int:
     staging = torch.ones(sum(map(len, files)), dtype=torch.uint8)
     contenders: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
         "fresh shared memory for every batch": (staging.copy_, "fresh"),
-        "segments of a plain DataLoader": (staging.copy_, "segments"),
+        "slabs of a plain DataLoader": (staging.copy_, "recorded"),
         "slabs that are not page-locked": (staging.copy_, "slabs"),
         "slabs": (lambda blob: None, "slabs"),
     }

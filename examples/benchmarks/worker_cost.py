@@ -46,8 +46,7 @@ from worker_rows import LARGE, MOST_FILES, ROWS, SMALL, Row
 
 ROOT = Path(__file__).resolve().parents[2]
 GATE_SAMPLES = 8
-SLABS = 2  # of the worker, beside those for batches that are made ahead
-SLAB_WARM_UP = 8  # batches at first, which show how large slabs have to be
+SLAB_WARM_UP = 8  # batches at first, for which slabs are made
 START = "start"
 # CPU seconds of a new process: imports, setting the backend, the first batch.
 START_CODE = """
@@ -108,12 +107,12 @@ def milliseconds_with_slabs(pipeline: Pipeline, images: int, seed: int) -> float
     """CPU milliseconds that a sample costs a worker that records and writes to the slabs of a `SinkLoader`."""
     seed_everything(seed)
     opener = DataLoaderOpener(pipeline.loader(1, persistent_workers=True), None)
-    slabs = opener.make_slabs(SLABS)
+    pool = opener.make_pool()
     with torch_sink.image_backend("device", device="meta"):
         batches = chain.from_iterable(opener.open() for _ in repeat(None))
         made = 1000 * seconds_a_sample(islice(batches, SLAB_WARM_UP, None), images)
         opener.close()
-    if slabs is None or slabs.batches_received * pipeline.batching["batch_size"] < images:
+    if pool is None or pool.batches_received * pipeline.batching["batch_size"] < images:
         sys.exit("batches did not come in slabs; nothing was measured")
     return made
 

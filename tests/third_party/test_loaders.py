@@ -108,7 +108,7 @@ def test_batches_are_the_loader_s_own(make: Callable[..., Any], persistent: bool
             for batch, stock in zip(loader, expected, strict=True):
                 torch.testing.assert_close(list(batch), stock, rtol=0, atol=0)
         if make is torchdata_stateful:
-            assert loader._opener.slabs.batches_received > BATCHES
+            assert loader._opener.pool.batches_received > BATCHES
 
 
 def test_a_killed_worker_leaves_nothing() -> None:

@@ -31,7 +31,6 @@ from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
 from torch_sink.common.containers import values_in
 from torch_sink.common.patches import MISSING, Make, Patches, read, unknown_releases
-from torch_sink.common.slab_writer import send_small_tensors_by_value
 from torch_sink.damage import report as damage
 from torch_sink.image import below, stand_ins, transform_methods
 from torch_sink.image.core import settings
@@ -50,7 +49,7 @@ from torch_sink.image.run.stack import EACH_ALONE
 from torch_sink.image.stand_ins import around, before
 from torch_sink.image.steps import augment, containers, registry, values  # noqa: F401  they fill the registry
 from torch_sink.worker import fetchers
-from torch_sink.worker.prepare import WORKER_LOOPS, Worker, WorkerCollate
+from torch_sink.worker.prepare import WORKER_LOOPS, Worker, WorkerCollate, give_pool
 
 # One replaced place: its owner (a module, a class or a dict), the attribute or key, and stock object -> stand-in.
 Row = tuple[Any, Any, Make]
@@ -192,6 +191,7 @@ def _begin_iterator(stock: Callable[..., None]) -> Callable[..., None]:
         _fill_new_places()
         keep_images_of(loader)
         begin(self, loader, *args, **kwargs)
+        give_pool(self)
 
     return __init__
 
@@ -218,7 +218,7 @@ class RecordingWorker:
         ledger.open(given.report, given.strict)
         collate.finish = functools.partial(_made_here, makes_pixels=given.executes_at_once)
         collate.reporters.append(ledger.tell)
-        send_small_tensors_by_value(*TV_TENSORS)
+        collate.begin_writing().by_value = TV_TENSORS
 
 
 def _settings_of_thread(active: Settings | None) -> Settings:

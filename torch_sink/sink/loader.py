@@ -112,7 +112,7 @@ class SinkLoader(Generic[Batch]):
         self._resuming = open_loader(loader, on_decode_error)
         self._opener = opener = self._resuming.opener
         self._slots = make_slots(self._form, slots, max_bytes)
-        self._slots.share(opener.make_slabs)
+        self._slots.share(opener.make_pool)
         self._producer = ThreadProducer(self._slots)
         self._traversal = Traversal(self._resuming, self._producer, timeout_seconds, begins_early=prefetch_next_epoch)
         self._is_checked = False

@@ -15,13 +15,13 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from torch_sink.common.integrations import LENGTH_CALLED
+from torch_sink.common.pool import Pool
 from torch_sink.common.random_state import RandomState, find_generators, generator_states
-from torch_sink.common.slabs import Slabs
 from torch_sink.damage.report import Policy, current_policy, policy_of_thread
 from torch_sink.errors import add_hints
 from torch_sink.sink.workers import WorkerGuard
 from torch_sink.worker.fetchers import give_worker_batches
-from torch_sink.worker.prepare import SinkWorker, WorkerContext
+from torch_sink.worker.prepare import SinkWorker, WorkerCollate, WorkerContext
 
 _CONTEXT = "_DataLoader__multiprocessing_context"
 _OF_THE_COPY = ("_iterator", "_get_iterator", "_initial_iter_for_state_dict", "next_iter_state")
@@ -71,8 +71,8 @@ class Opener:
         """Whether the pass cannot go on: a worker died, or a result is lost."""
         return self.guard is not None and self.guard.is_broken
 
-    def make_slabs(self, batches: int) -> Slabs | None:
-        """Memory that workers write to, for `batches` in use beside those made ahead; None if they write elsewhere.
+    def make_pool(self) -> Pool | None:
+        """Memory that workers write to; None if they write elsewhere.
 
         To be called before the first pass. It may be page-locked, for only the ring copies from it.
         """
@@ -99,7 +99,7 @@ class Opener:
 
 
 class DataLoaderOpener(Opener):
-    """Begins passes over a DataLoader whose iterators are made here: its workers are guarded, and write to slabs.
+    """Begins passes over a DataLoader whose iterators are made here: its workers are guarded, and write to a pool.
 
     What is put around the user's functions sits on a shallow copy; the user's own loader is not touched.
     """
@@ -109,13 +109,13 @@ class DataLoaderOpener(Opener):
         make: Any = weakref.WeakMethod(self.make_iterator)  # weak, because a cycle would keep the workers
         # Not through attribute assignment, which a DataLoader refuses after it was made.
         vars(self.copy).update(_iterator=None, _initial_iter_for_state_dict=False, _get_iterator=lambda: make()())
-        self.slabs: Slabs | None = None  # written to by the workers of one iterator at a time
+        self.pool: Pool | None = None  # written to by the workers of one iterator at a time
         super().__init__(loader, policy)
         self.policy_of_iterators = None
         self.is_map_style = not isinstance(loader.dataset, IterableDataset)
         self.sends_snapshots = False  # workers send those of their global generators with each batch
         self.worker_generators: list[bytes] = []  # states of `generators` when the latest workers were started
-        self.slab_writers: list[Any] = []
+        self.writers: list[Any] = []  # the workers that write to the pool
         self._writing: Callable[[], Any] = lambda: None  # the iterator that these belong to
         self._found = _attributes_of(loader)
         self.prepare_workers({})
@@ -127,7 +127,7 @@ class DataLoaderOpener(Opener):
     @property
     def pins_batches(self) -> bool:  # type: ignore[override]
         """Whether they do; slabs are page-locked."""
-        return self.has_workers and (self.copy.pin_memory or self.slabs is not None)
+        return self.has_workers and (self.copy.pin_memory or self.pool is not None)
 
     def renew(self) -> None:
         if self.is_broken:
@@ -163,35 +163,39 @@ class DataLoaderOpener(Opener):
         """A new iterator of the copy, whose workers write to slabs and report what they cannot send."""
         loader, policy = self.loader, self.policy or current_policy()
         self.worker_generators = generator_states(self.generators)
-        slabs = self._free_slabs()
+        pool = self._free_pool()
         if self.has_workers:
+            collate = loader.collate_fn
+            vars(self.copy)["collate_fn"] = collate if pool is None else WorkerCollate(collate, pool)
             snapshots = self._snapshots if self.sends_snapshots else None
-            feature = SinkWorker(policy, slabs, snapshots, self._placeholders)
+            feature = SinkWorker(policy, pool is not None, snapshots, self._placeholders)
             vars(self.copy)[_CONTEXT] = WorkerContext(vars(loader)[_CONTEXT], feature)  # its setter takes torch's only
         with policy_of_thread(policy):
             iterator = type(self.copy)._get_iterator(self.copy)
         give_worker_batches(iterator, policy)
         if self.has_workers:
             self.guard = WorkerGuard(iterator)
-        if slabs is not None:
-            self.slab_writers, self._writing = getattr(iterator, "_workers", []), weakref.ref(iterator)
+        if pool is not None:
+            self.writers, self._writing = getattr(iterator, "_workers", []), weakref.ref(iterator)
         return iterator
 
-    def _free_slabs(self) -> Slabs | None:
-        """The slabs, when the workers of no iterator write to them, for as many workers as they are made for."""
-        slabs, writing = self.slabs, self._writing()
-        if slabs is None or self.copy.num_workers > slabs.workers:
+    def _free_pool(self) -> Pool | None:
+        """The pool, when the workers of no iterator write to it, for as many workers as it is made for."""
+        pool, writing = self.pool, self._writing()
+        if pool is None or self.copy.num_workers > pool.workers:
+            return None
+        # A worker that was given up and still runs may write to its slabs.
+        if any(worker.is_alive() for worker in self.writers):
             return None
         if writing is not None and not getattr(writing, "_shutdown", True):
             return None
-        slabs.begin_generation(self.slab_writers)
-        return slabs
+        pool.begin_generation()
+        return pool
 
-    def make_slabs(self, batches: int) -> Slabs | None:
-        workers, ahead = self.loader.num_workers, self.loader.prefetch_factor or 1
+    def make_pool(self) -> Pool | None:
         with contextlib.suppress(OSError):
-            self.slabs = Slabs(workers, ahead + -(-batches // workers)) if workers else None
-        return self.slabs
+            self.pool = Pool(self.loader.num_workers) if self.loader.num_workers else None
+        return self.pool
 
     def is_as_it_was(self) -> bool:
         now = {} if self.loader is None else _attributes_of(self.loader)

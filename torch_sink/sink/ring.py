@@ -11,8 +11,8 @@ import torch
 
 from torch_sink.common.arguments import check_count
 from torch_sink.common.containers import flatten, is_lazy, is_plain
+from torch_sink.common.pool import Pool
 from torch_sink.common.ranks import warn_of_rank
-from torch_sink.common.slabs import Slabs
 from torch_sink.damage.report import DecodeReport
 from torch_sink.sink.device import DeviceOps, LeafPlan, RingPlan, SlotProtocol
 from torch_sink.sink.slots import ImageFormat, Slots, execute_lazy
@@ -64,42 +64,46 @@ class DeviceRing(Slots):
     for the consumer's last use, so it is never reused too early and no `record_stream` is needed.
 
     With `reads_pinned`, page-locked tensors of the loader are read in place, which takes a loader that does not write
-    to them again; else they are copied to the staging memory like others. What workers make before they have slabs is
-    read in place too, at the price of a wait in this thread: staging memory for that would never be used again.
+    to them again; else they are copied to the staging memory like others.
     """
 
     def __init__(self, count: int, form: ImageFormat, ops: DeviceOps, max_bytes: int | None = None) -> None:
         super().__init__(count, form)
         self.ops = ops
         self.max_bytes = max_bytes
-        self.slabs: Slabs | None = None
-        self.regions_seen = 0  # of the slabs
-        self.locked: list[int] = []  # addresses of those that are page-locked
+        self.pool: Pool | None = None
+        self.slabs: dict[tuple[int, int], bool] = {}  # address and bytes: whether they are page-locked
+        self._changes_seen = 0  # of the pool
         self.plan: RingPlan | None = None
         self.slots: list[Slot] = []
         self.protocol: SlotProtocol | None = None
         self.allocations = 0
         self.may_plan_anew = False
-        self.batches_spared = 0
 
-    def share(self, make_slabs: Callable[[int], Slabs | None]) -> None:
+    def share(self, make_pool: Callable[[], Pool | None]) -> None:
         """Workers write to memory that is page-locked once, and the host copies nothing.
 
         A slab is free again when the batch in it is not `kept` any more: after the wait for `staged`.
         """
-        self.slabs = make_slabs(self.count)
-        self.batches_spared = 0 if self.slabs is None else self.slabs.batches_before
+        self.pool = make_pool()
 
-    def _lock_slabs(self, slabs: Slabs) -> None:
-        for region in slabs.regions[self.regions_seen :]:
-            self.regions_seen += 1
-            address = region.ctypes.data
-            if self.ops.page_lock(address, region.nbytes):
-                self.locked.append(address)
-            else:
-                warn_of_rank(
-                    "%s bytes of shared memory cannot be page-locked: batches are copied", f"{region.nbytes:,}"
-                )
+    def _lock_slabs(self, pool: Pool) -> None:
+        """Page-locks the slabs in which batches have come, and unlocks what has given its place to others."""
+        if pool.changes == self._changes_seen:
+            return
+        self._changes_seen, now = pool.changes, pool.slabs()
+        for slab in [*self.slabs.keys() - set(now)]:
+            self._unlock(slab)
+        for address, size in now:
+            if (address, size) not in self.slabs:
+                is_locked, were_all = self.ops.page_lock(address, size), all(self.slabs.values())
+                self.slabs[address, size] = is_locked
+                if not is_locked and were_all:
+                    warn_of_rank("%s bytes of shared memory cannot be page-locked: batches are copied", f"{size:,}")
+
+    def _unlock(self, slab: tuple[int, int]) -> None:
+        if self.slabs.pop(slab):
+            self.ops.page_unlock(slab[0])
 
     def fill(self, slot: int, batch: Any) -> tuple[Any, list[Any], DecodeReport | None]:
         """Issues the copies and kernels that bring `batch` into `slot`; the host waits only for staging memory."""
@@ -107,8 +111,8 @@ class DeviceRing(Slots):
         if self.may_plan_anew:
             self._leave_unless_fitting(flat.leaves)
         protocol = self._allocate(flat.leaves) if self.protocol is None else self.protocol
-        if self.slabs is not None:
-            self._lock_slabs(self.slabs)
+        if self.pool is not None:
+            self._lock_slabs(self.pool)
         memory = self.slots[slot]
         source_stream = self.ops.current_stream()
         is_made_there = any(map(self._is_on_device, flat.leaves))
@@ -118,8 +122,7 @@ class DeviceRing(Slots):
         with self.ops.on_copy_stream(), torch.no_grad():
             protocol.begin_filling(slot)
             memory.kept.clear()  # after the wait: the copy stream may reuse this memory from here on
-            if self.slabs is not None:
-                self.batches_spared -= 1
+            if self.pool is not None:
                 memory.kept.append(batch)  # it may lie in a slab, from which copies run beside the host
             try:
                 copied = self._copy_ordinary(memory, flat.leaves)
@@ -183,8 +186,8 @@ class DeviceRing(Slots):
         if self.slots:
             self.ops.finish()
         self.slots = []
-        while self.locked:
-            self.ops.page_unlock(self.locked.pop())
+        for slab in list(self.slabs):
+            self._unlock(slab)
 
     def _allocate(self, first: list[Any]) -> SlotProtocol:
         plan = RingPlan(first, self.form, self.count, self.max_bytes)
@@ -236,15 +239,13 @@ class DeviceRing(Slots):
         return place.buffer
 
     def _sendable(self, leaf: torch.Tensor, place: Place | None, memory: Slot) -> torch.Tensor:
-        """`leaf` as page-locked or device memory in contiguous layout; before workers have slabs as it is."""
+        """`leaf` as page-locked or device memory in contiguous layout."""
         if self._is_on_device(leaf):
             memory.kept.append(leaf)
             return leaf.contiguous()
         if self.reads_pinned and leaf.device.type == "cpu" and leaf.is_contiguous() and leaf.is_pinned():
             memory.kept.append(leaf)
             return leaf
-        if self.batches_spared > 0 and leaf.is_contiguous():
-            return leaf  # the driver takes it over before it returns
         if place is None:
             return self.ops.empty_pinned(leaf.shape, leaf.dtype).copy_(leaf)
         if not place.staging:

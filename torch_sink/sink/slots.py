@@ -10,7 +10,7 @@ import torch
 
 from torch_sink.common.arguments import check_choice, named_device
 from torch_sink.common.containers import Flat, agree_on_positions, flatten, is_flat, is_lazy, select_samples
-from torch_sink.common.slabs import Slabs
+from torch_sink.common.pool import Pool
 from torch_sink.damage.report import POLICIES, DecodeReport, Policy, current_policy
 
 
@@ -87,7 +87,7 @@ class Slots:
         self.count = count
         self.form = form
 
-    def share(self, make_slabs: Callable[[int], Slabs | None]) -> None:
+    def share(self, make_pool: Callable[[], Pool | None]) -> None:
         """Has workers write to slabs, from which batches are copied to a device; to be called before the first pass.
 
         Not on the CPU, where the consumer gets the loader's own tensors and may keep them as long as it likes.

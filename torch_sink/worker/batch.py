@@ -8,8 +8,8 @@ from typing import Any
 
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from torch_sink.common.pool_writer import Writer
 from torch_sink.common.random_state import RandomState
-from torch_sink.common.slab_writer import Writer
 from torch_sink.damage.report import DecodeReport
 
 # A function of the training process, and what it is called with when a batch arrives there.
@@ -29,7 +29,7 @@ class WorkerBatch:
     loss: DecodeReport | None = None  # samples with broken files
     is_empty: bool = False  # no sample is left, and `batch` is not a batch
     notes: list[Note] = field(default_factory=list)
-    writer: Writer | None = None  # knows which tensors lie in a slab
+    writer: Writer | None = None  # of the worker: knows which tensors lie in a slab
 
     def __reduce__(self) -> Any:
         sent = (_itself, (self.batch,)) if self.writer is None else self.writer.message(self.batch)

@@ -6,6 +6,8 @@ Features take part: the image backend, a timeline, and a `SinkLoader`.
 from __future__ import annotations
 
 import atexit
+import contextlib
+import functools
 import gc
 import importlib
 import inspect
@@ -20,9 +22,9 @@ from typing import Any, Protocol
 import torch.multiprocessing
 
 from torch_sink.common.patches import original
+from torch_sink.common.pool import Offer, Pool
+from torch_sink.common.pool_writer import Writer, become_writer
 from torch_sink.common.random_state import RandomState, global_random_state, set_global_random_state
-from torch_sink.common.slab_writer import Writer
-from torch_sink.common.slabs import Offer
 from torch_sink.damage.report import Policy
 from torch_sink.worker.batch import Note, WorkerBatch
 from torch_sink.worker.fetchers import guard_worker
@@ -67,7 +69,10 @@ class Worker:
         loop = self.loop or original(importlib.import_module(module), name)
         bound = inspect.signature(loop).bind(*args, **kwargs)
         arguments = bound.arguments
-        collate = arguments["collate_fn"] = WorkerCollate(arguments["collate_fn"], arguments["worker_id"])
+        collate = arguments["collate_fn"]
+        if not isinstance(collate, WorkerCollate):
+            collate = arguments["collate_fn"] = WorkerCollate(collate)
+        collate.begin(arguments["worker_id"])
         report_failures(arguments["data_queue"])
         wait_for_senders_at_exit()
         for feature in self.features:
@@ -83,8 +88,11 @@ class Worker:
 class WorkerCollate:
     """The wrapper around the `collate_fn` of a loader, in a data worker.
 
+    The training process may put it there, with a pool for the workers of one iterator.
+
     Attributes:
-        finish: what is done to each batch before it is sent.
+        worker: number of the worker.
+        finish: what is done to each batch before it is sent; None for nothing.
         reporters: what they return travels with the batch as a note; None if there is nothing to tell.
         sends_snapshots: whether a snapshot of the worker's random generators does.
         placeholder: whether the first batch is an empty one of `ResumableSampler`.
@@ -93,12 +101,25 @@ class WorkerCollate:
 
     is_running = False  # in this process: what is collated now is sent to another one
 
-    def __init__(self, collate: Callable[[Any], Any], worker: int) -> None:
-        self.collate, self.worker = collate, worker
-        self.finish: Callable[[Any], Any] = lambda batch: batch
+    def __init__(self, collate: Callable[[Any], Any], pool: Offer | None = None) -> None:
+        self.collate, self.pool, self.worker = collate, pool, -1
+        self.finish: Callable[[Any], Any] | None = None
         self.reporters: list[Callable[[], Note | None]] = []
         self.sends_snapshots = self.placeholder = False
         self.writer: Writer | None = None
+
+    def begin(self, worker: int) -> None:
+        """Called in the worker, before the features."""
+        self.worker = worker
+        if self.pool is not None:
+            self.begin_writing()
+
+    def begin_writing(self) -> Writer:
+        """Makes the worker's writer, unless there is one: small tensors travel in the message."""
+        if self.writer is None:
+            self.writer = become_writer(self.pool, self.worker)
+            self.reporters.append(self.writer.tell)
+        return self.writer
 
     def __call__(self, samples: Any) -> WorkerBatch:
         is_placeholder, self.placeholder = self.placeholder and not samples, False
@@ -107,10 +128,14 @@ class WorkerCollate:
         WorkerCollate.is_running = True
         try:
             if self.writer is None:
-                return self._sent(self.finish(self.collate(samples)))
-            return self._sent(self.writer.written(lambda: self.finish(self.collate(samples))))
+                return self._sent(self._finished(samples))
+            return self._sent(self.writer.written(functools.partial(self._finished, samples)))
         finally:
             WorkerCollate.is_running = False
+
+    def _finished(self, samples: Any) -> Any:
+        batch = self.collate(samples)
+        return batch if self.finish is None else self.finish(batch)
 
     def of_no_samples(self) -> WorkerBatch:
         """In the place of a batch that is left out, because the files of all its samples are broken."""
@@ -120,6 +145,13 @@ class WorkerCollate:
         snapshot = global_random_state() if self.sends_snapshots else b""
         notes = [note for tell in self.reporters if (note := tell()) is not None]
         return WorkerBatch(batch, self.worker, snapshot, notes=notes, writer=self.writer)
+
+
+def give_pool(iterator: Any) -> None:
+    """Gives the workers that an iterator of a DataLoader is about to start a pool, unless they have one."""
+    if iterator._num_workers > 0 and not isinstance(iterator._collate_fn, WorkerCollate):
+        with contextlib.suppress(OSError):  # their batches take torch's way
+            iterator._collate_fn = WorkerCollate(iterator._collate_fn, Pool(iterator._num_workers))
 
 
 # --- the workers of a SinkLoader
@@ -132,22 +164,21 @@ class SinkWorker:
 
     Args:
         policy: what becomes of samples with broken files.
-        slabs: those that the workers write to.
+        fills_slabs: whether all tensors of its batches may lie in slabs.
         snapshots: of the generators with which workers go on after the user's `worker_init_fn`; None sends none back.
         placeholders: the first batch of so many workers is an empty one.
     """
 
     def __init__(
-        self, policy: Policy, slabs: Offer | None, snapshots: dict[int, RandomState] | None, placeholders: int
+        self, policy: Policy, fills_slabs: bool, snapshots: dict[int, RandomState] | None, placeholders: int
     ) -> None:
-        self.policy, self.slabs, self.snapshots, self.placeholders = policy, slabs, snapshots, placeholders
+        self.policy, self.fills_slabs, self.snapshots, self.placeholders = policy, fills_slabs, snapshots, placeholders
 
     def __call__(self, collate: WorkerCollate, arguments: dict[str, Any]) -> None:
         threading.Thread(target=_leave_with_parent, name="torch_sink-parent", daemon=True).start()
         guard_worker(self.policy)
-        if self.slabs is not None:
-            collate.writer = Writer(self.slabs, collate.worker)
-            collate.writer.take_over()
+        if self.fills_slabs:
+            collate.begin_writing().take_over()
         if self.snapshots is not None:
             collate.sends_snapshots, collate.placeholder = True, collate.worker < self.placeholders
             arguments["data_queue"].worker = collate.worker

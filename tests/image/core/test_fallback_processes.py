@@ -189,7 +189,7 @@ def test_what_a_worker_counts_comes_with_its_batches(start: str) -> None:
         {"dataset": DarkStream(), "batch_size": 3},
         {"dataset": DarkStream(), "batch_size": None},
     ],
-    ids=str,
+    ids=["samples", "persistent", "collated", "stream", "streamed samples"],
 )
 @pytest.mark.parametrize("kind", [list, SinkLoader])
 def test_every_sample_of_every_epoch_counts_once(settings: dict[str, Any], kind: Any) -> None:

@@ -26,9 +26,9 @@ from simulators.fake_cuda import FakeCuda
 from torch.utils.data import DataLoader, Dataset, default_collate
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from torch_sink.common import slabs as slabs_module
-from torch_sink.common.slab_writer import Writer
-from torch_sink.common.slabs import Slabs
+from torch_sink.common import pool_writer
+from torch_sink.common.pool import Pool
+from torch_sink.common.pool_writer import Writer
 from torch_sink.sink import SinkLoader
 from torch_sink.sink.device import DeviceOps, SlotProtocol
 from torch_sink.sink.openers import DataLoaderOpener
@@ -86,19 +86,24 @@ def no_slab_is_left(nothing_left_behind: None) -> Iterator[None]:
 class Worker:
     """A worker and the pipe from it, without a process."""
 
-    def __init__(self, slabs: Slabs, number: int) -> None:
-        self.writer, self.pipe = Writer(slabs, number), list[bytes]()
+    def __init__(self, pool: Pool, number: int) -> None:
+        self.writer, self.pipe = Writer(pool, number), list[bytes]()
+        self.writer.takes_all = True
         self.kept: deque[dict[str, Any]] = deque(maxlen=2)
 
     def send(self, value: int, size: int) -> bool:
         """Whether there was a slab for it."""
-        with self.writer.collating():
+
+        def make() -> None:
             tensor = self.writer.allocate(size)
             if tensor is not None:
                 tensor.fill_(value)
                 self.kept.append({"whole": tensor, "views": [tensor[1:3], tensor[2:]], "value": value})
                 self.send_again(-1)
-        return tensor is not None
+
+        sent = len(self.pipe)
+        self.writer.written(make)
+        return len(self.pipe) > sent
 
     def send_again(self, which: int) -> None:
         """What was sent lives on in a worker until it has made something else, or in a cache of the dataset."""
@@ -112,14 +117,12 @@ class Worker:
 @pytest.mark.parametrize("seed", range(6))
 def test_no_batch_is_overwritten_while_anybody_holds_a_part_of_it(seed: int) -> None:
     rng, values = random.Random(seed), itertools.count()
-    slabs, held = Slabs(workers=2, per_worker=3), list[tuple[int, torch.Tensor]]()
-    slabs.begin_generation([])
-    workers = [Worker(slabs, number) for number in range(2)]
+    pool, held = Pool(workers=2), list[tuple[int, torch.Tensor]]()
+    workers = [Worker(pool, number) for number in range(2)]
     for step in range(400):
         worker = rng.choice(workers)
         if rng.random() < 0.5:
-            worker.send(next(values) % 251, rng.choice([10, 300, 300 + 10 * step]))
-            slabs.adapt()
+            worker.send(next(values) % 251, rng.choice([10, 300, 300 + 100 * step]))
         elif worker.kept and rng.random() < 0.2:
             worker.send_again(0)
         if worker.pipe and rng.random() < 0.6:
@@ -130,16 +133,15 @@ def test_no_batch_is_overwritten_while_anybody_holds_a_part_of_it(seed: int) -> 
             held.pop(rng.randrange(len(held)))
         if rng.random() < 0.01:
             # The workers of this pass are gone, and with them what they had sent; what was received stays.
-            slabs.begin_generation([])
-            workers = [Worker(slabs, number) for number in range(2)]
+            pool.begin_generation()
+            workers = [Worker(pool, number) for number in range(2)]
         assert all((part == value).all() for value, part in held)
-    assert slabs.batches_received > 60
+    assert pool.batches_received > 60
 
 
 def test_views_of_one_batch_share_memory_as_they_did() -> None:
-    slabs = Slabs(1, 2)
-    worker = Worker(slabs, 0)
-    assert [(worker.send(value, 100), slabs.adapt())[0] for value in range(3)] == [False, False, True]
+    worker = Worker(Pool(1), 0)
+    assert worker.send(2, 100)
     batch = worker.receive()
     batch["whole"].fill_(77)
     assert batch["views"][0].tolist() == [77, 77]
@@ -148,37 +150,73 @@ def test_views_of_one_batch_share_memory_as_they_did() -> None:
 
 def test_a_forked_process_gives_nothing_back() -> None:
     """It begins with the batches that its parent holds, and lets go of them when it likes."""
-    slabs = Slabs(1, 1)
-    worker = Worker(slabs, 0)
-    assert [(worker.send(value, 100), slabs.adapt())[0] for value in range(3)] == [False, False, True]
+    worker = Worker(Pool(1), 0)
+    assert worker.send(2, 100)
     batch = worker.receive()
-    worker.kept.clear()
+    address = worker.kept.pop()["whole"].data_ptr()
     child = os.fork()
     if not child:
         del batch
         gc.collect()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    assert not worker.send(4, 100)
+    assert worker.send(4, 100)
+    assert worker.kept.pop()["whole"].data_ptr() != address
     del batch
     assert worker.send(5, 100)
+    assert worker.kept.pop()["whole"].data_ptr() == address
 
 
-def test_a_worker_that_was_given_up_disturbs_nobody() -> None:
-    class StillAlive:
-        def is_alive(self) -> bool:
-            return True
+def test_a_slab_is_not_free_while_a_forked_process_may_read_it() -> None:
+    worker = Worker(Pool(1), 0)
+    assert worker.send(2, 100)
+    batch = worker.receive()
+    address = worker.kept.pop()["whole"].data_ptr()
+    looks, says = os.pipe()
+    child = os.fork()
+    if not child:
+        os.read(looks, 1)
+        os._exit(0 if (batch["whole"] == 2).all() else 1)
+    del batch
+    for value in range(3, 40):
+        assert worker.send(value, 100)
+        assert worker.kept[-1]["whole"].data_ptr() != address
+        assert (worker.receive()["whole"] == value).all()
+    os.write(says, b"x")
+    assert os.waitpid(child, 0)[1] == 0
+    worker.kept.clear()
+    assert worker.send(40, 100)
+    worker.receive()  # which finds that the child is gone
+    worker.kept.clear()
+    assert worker.send(41, 100)
+    assert worker.kept[-1]["whole"].data_ptr() == address
+    os.close(looks)
+    os.close(says)
 
-    slabs = Slabs(1, 2)
-    before = Worker(slabs, 0)
-    assert [(before.send(50, 100), slabs.adapt())[0] for _ in range(4)] == [False, False, True, True]
-    slabs.begin_generation([StillAlive()])
-    after = Worker(slabs, 0)
-    assert [(after.send(value, 100), slabs.adapt())[0] for value in range(4)] == [False, False, True, True]
-    before.kept[-1]["whole"].fill_(200)
-    assert [bool((after.receive()["whole"] == value).all()) for value in (2, 3)] == [True, True]
+
+def test_memory_is_given_back_with_the_pool_even_where_it_was_inherited() -> None:
+    pool = Pool(1)
+    fd = os.dup(pool.fd)
+    worker = Worker(pool, 0)
+    assert worker.send(2, 1 << 20)
+    batch = worker.receive()
+    worker.kept.clear()
+    del pool, worker
+    gc.collect()
+    assert os.fstat(fd).st_blocks * 512 >= 1 << 20
+    assert (batch["whole"] == 2).all()
+    del batch
+    gc.collect()
+    assert os.fstat(fd).st_blocks * 512 <= 1 << 14
+    os.close(fd)
+
+
+def test_a_batch_of_workers_that_were_given_up_is_refused() -> None:
+    worker = Worker(pool := Pool(1), 0)
+    assert worker.send(2, 100)
+    pool.begin_generation()
     with pytest.raises(RuntimeError, match="given up"):
-        before.receive()
+        worker.receive()
 
 
 # --- real workers
@@ -187,15 +225,15 @@ def test_a_worker_that_was_given_up_disturbs_nobody() -> None:
 @pytest.mark.parametrize("start", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_batches_that_are_kept_stay_as_they_are(start: str) -> None:
     opener = DataLoaderOpener(DataLoader(Vectors(), 4, num_workers=1, multiprocessing_context=start), None)
-    slabs = opener.make_slabs(2)
-    assert slabs is not None
+    pool = opener.make_pool()
+    assert pool is not None
     kept = []
     for number, batch in enumerate(opener.open()):
         assert is_as_made(batch, number)
         if number % 5 == 0:
             kept.append((number, batch if number % 2 else [batch[0][1:], batch[1][1:]]))
         del batch
-    assert slabs.batches_received > 8
+    assert pool.batches_received > 8
     stock = list(DataLoader(Vectors(), 4))
     for number, batch in kept:
         assert all(torch.equal(ours, theirs[-len(ours) :]) for ours, theirs in zip(batch, stock[number], strict=True))
@@ -209,8 +247,8 @@ def test_a_sink_loader_gives_what_the_loader_gives(on_a_ring: None, persistent: 
     with SinkLoader(source) as loader:
         for _ in range(3):
             assert all([is_as_made(batch, number) for number, batch in enumerate(loader)])
-        received = loader._slots.slabs.batches_received
-    assert received > 2 * 24  # all but the first ones
+        received = loader._slots.pool.batches_received
+    assert received == 3 * 24
 
 
 def growing(index: int) -> int:
@@ -225,19 +263,17 @@ def shrinking(index: int) -> int:
 def test_slabs_follow_the_size_of_the_batches(on_a_ring: None, width: Callable[[int], int]) -> None:
     with SinkLoader(DataLoader(Vectors(width=width), 4, num_workers=1)) as loader:
         assert all([is_as_made(batch, number) for number, batch in enumerate(loader)])
-        slabs = loader._slots.slabs
-        assert len(slabs.regions) == (2 if width is growing else 1)
-        assert slabs.batches_received > 12
+        assert loader._slots.pool.batches_received == 24
 
 
 def test_without_memory_batches_take_the_ordinary_way(
     on_a_ring: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(slabs_module, "_available_bytes", lambda: 4096)
+    monkeypatch.setattr(pool_writer, "_available_bytes", lambda: 4096)
     with caplog.at_level(logging.WARNING), SinkLoader(DataLoader(Vectors(), 4, num_workers=2)) as loader:
         for _ in range(2):
             assert all([is_as_made(batch, number) for number, batch in enumerate(loader)])
-        assert loader._slots.slabs.batches_received == 0
+        assert loader._slots.pool.batches_received == 0
     assert len(caplog.records) == 1
     assert "4,096 bytes are available" in caplog.text
 
@@ -258,7 +294,7 @@ def test_a_killed_worker_takes_nothing_with_it(on_a_ring: None) -> None:
         for _ in range(2):
             loader.restart()
             assert all([is_as_made(batch, number) for number, batch in enumerate(loader)])
-        received = loader._slots.slabs.batches_received
+        received = loader._slots.pool.batches_received
     assert received > 24
 
 
@@ -272,7 +308,7 @@ def test_resume_goes_on_in_slabs(on_a_ring: None) -> None:
         seen = [batch[1].tolist() for batch in itertools.islice(first, 13)]
         second.load_state_dict(first.state_dict())
         seen += [batch[1].tolist() for _ in range(2) for batch in second]
-        assert second._slots.slabs.batches_received > 0
+        assert second._slots.pool.batches_received > 0
     assert seen == expected
 
 
@@ -293,7 +329,7 @@ def test_what_is_collated_by_other_means_is_sent_in_a_slab(on_a_ring: None, coll
     with SinkLoader(DataLoader(Vectors(width=lambda _: 5000), 4, num_workers=1, collate_fn=collate)) as loader:
         for number, batch in enumerate(loader):
             assert is_as_made(batch, number)
-        assert (loader._slots.slabs.batches_received > 12) == in_slabs
+        assert (loader._slots.pool.batches_received > 12) == in_slabs
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
@@ -304,9 +340,9 @@ def test_a_plain_loop_beside_a_sink_loader_meets_no_page_locked_slab(fake_cuda: 
         seen = [[leaf.cpu() for leaf in batch] for batch in loader]
         assert all([is_as_made(batch, number) for number, batch in enumerate(seen)])
         assert fake_cuda.registered
-        assert loader._slots.slabs.batches_received > 12
+        assert loader._slots.pool.batches_received > 12
         assert not any(leaf.is_pinned() for batch in source for leaf in batch)
-        assert loader._slots.slabs.batches_received <= 24
+        assert loader._slots.pool.batches_received <= 24
     source._iterator = None  # its workers
 
 
@@ -335,14 +371,14 @@ def test_what_goes_to_the_user_unseen_does_not_lie_in_a_slab(
 ) -> None:
     with SinkLoader(DataLoader(Vectors(), 4, num_workers=1, collate_fn=collate)) as loader:
         kept = [batch.numbers.clone() if in_slabs else batch.numbers for batch in loader]
-        assert (loader._slots.slabs.batches_received > 0) == in_slabs
+        assert (loader._slots.pool.batches_received > 0) == in_slabs
     assert torch.cat(kept).tolist() == list(range(96))
 
 
 def test_a_loader_that_is_forgotten_leaves_nothing(on_a_ring: None) -> None:
     batches = iter(SinkLoader(DataLoader(Vectors(), 4, num_workers=2)))
     assert is_as_made(list(itertools.islice(batches, 14))[-1], 13)
-    assert len(slab_files()) > 3, "the table and the slabs, for the fixture to look for afterwards"
+    assert len(slab_files()) == 3, "the file of the pool and its map, for the fixture to look for afterwards"
 
 
 ENDINGS = {
@@ -366,8 +402,8 @@ for ending in sys.argv[1:]:
     batches = iter(loader)
     for _ in range(40):
         next(batches)
-    workers = [worker.pid for worker in loader._opener.slab_writers]
-    print(loader._slots.slabs.batches_received, os.getpid(), *workers, flush=True)
+    workers = [worker.pid for worker in loader._opener.writers]
+    print(loader._slots.pool.batches_received, os.getpid(), *workers, flush=True)
     exec(ending)
 """
 
@@ -396,9 +432,8 @@ def test_slabs_are_page_locked_once_and_given_back(fake_cuda: FakeCuda, caplog: 
             for number, batch in enumerate(loader):
                 assert is_as_made([leaf.cpu() for leaf in batch], number)
                 seen |= set(fake_cuda.registered.items())
-        slabs = loader._slots.slabs
-        assert seen == {(region.ctypes.data, region.nbytes) for region in slabs.regions}
-        assert len(seen) == 1
+        assert seen == set(loader._slots.pool.slabs())
+        assert len(seen) < 2 * 6
     assert fake_cuda.registered == {}
     assert not caplog.records
 
@@ -424,7 +459,7 @@ def test_memory_that_cannot_be_page_locked_is_used_all_the_same(
     with SinkLoader(DataLoader(Vectors(), 4, num_workers=2)) as loader:
         for _ in range(2):
             assert all([is_as_made([leaf.cpu() for leaf in batch], number) for number, batch in enumerate(loader)])
-        assert loader._slots.slabs.batches_received > 24
+        assert loader._slots.pool.batches_received > 24
     assert caplog.text.count("cannot be page-locked") == 1
     assert given_back == [], "an error of the device, which the next launch would report"
 
@@ -463,7 +498,7 @@ def is_right(seed: int, monkeypatch: pytest.MonkeyPatch, collate: Any) -> bool:
         cuda.install(patch)
         with SinkLoader(DataLoader(Vectors(), 4, num_workers=1, collate_fn=collate), slots=2) as loader:
             seen = [[leaf * 1 for leaf in batch] for batch in loader]
-            assert loader._slots.slabs.batches_received > 12
+            assert loader._slots.pool.batches_received > 12
         seen = [[leaf.cpu() for leaf in batch] for batch in seen]
         cuda.remove()
     return all([is_as_made(batch, number) for number, batch in enumerate(seen)])
@@ -490,7 +525,7 @@ def test_labels_come_without_a_connection_to_the_worker_and_share_memory_as_they
 
     monkeypatch.setattr(resource_sharer.DupFd, "detach", refuse)
     opener = DataLoaderOpener(DataLoader(Vectors(), 4, num_workers=1, collate_fn=labels_and_some_of_them), None)
-    assert opener.make_slabs(2)
+    assert opener.make_pool()
     *_, (labels, some) = opener.open()
     assert labels.tolist() == [92, 93, 94, 95]
     some.zero_()

@@ -235,24 +235,21 @@ class _Tables:
         codes = bytes(data[min(scan.dc + scan.ac) - 1 : scan.begin])
         known = self._known_codes.get(codes)
         if known is None:
-            found = self.huffman
-            at = {place: found.setdefault(_huffman_row(data, place), len(found)) for place in {*scan.dc, *scan.ac}}
-            known = tuple(at[place] for of_class in (scan.dc, scan.ac) for place in of_class * (3 // len(of_class)))
-            self._known_codes[codes] = known
+            found, numbers_at = self.huffman, dict[int, int]()
+            for at in {*scan.dc, *scan.ac}:  # the byte before the counts says the table's class
+                used = rows.SYMBOLS + sum(data[at : at + rows.SYMBOLS])
+                row = bytes(data[at : at + used]).ljust(rows.TABLE_CLASS, b"\0") + bytes([data[at - 1] >> 4 > 0])
+                numbers_at[at] = found.setdefault(row, len(found))
+            each = scan.dc * (3 // len(scan.dc)) + scan.ac * (3 // len(scan.ac))
+            known = self._known_codes[codes] = tuple(map(numbers_at.__getitem__, each))
         numbers: list[int] = []
         for at_values in scan.quantization:  # the byte before the values, which says how wide they are
             is_wide = data[at_values] >= _WIDE_QUANTIZATION
             values = bytes(data[at_values : at_values + 1 + (2 if is_wide else 1) * _TABLE_VALUES])
             number = self._known_values.get(values)
             if number is None:
-                row = bytearray(2 * _TABLE_VALUES)
-                row[0 if is_wide else 1 :: 1 if is_wide else 2] = values[1:]
-                number = self._known_values[values] = self.quantization.setdefault(bytes(row), len(self.quantization))
+                wide = bytearray(2 * _TABLE_VALUES)
+                wide[0 if is_wide else 1 :: 1 if is_wide else 2] = values[1:]
+                number = self._known_values[values] = self.quantization.setdefault(bytes(wide), len(self.quantization))
             numbers.append(number)
         return *numbers * (3 // len(numbers)), *known
-
-
-def _huffman_row(data: bytes | memoryview, at: int) -> bytes:
-    """The row of a Huffman table, whose counts begin at `at`; the byte before them says its class."""
-    used = rows.SYMBOLS + sum(data[at : at + rows.SYMBOLS])
-    return bytes(data[at : at + used]).ljust(rows.TABLE_CLASS, b"\0") + (b"\1" if data[at - 1] >> 4 else b"\0")

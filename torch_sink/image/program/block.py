@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable, Sequence
-from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
 from torch.utils.data import get_worker_info
 
-from torch_sink.common import segments
+from torch_sink.common import pool_writer
 from torch_sink.image.core.ops import InPlaceOp, Op, PackedArgument, TensorArgument, with_packed, with_unpacked
 from torch_sink.image.decode.jpeg_block import ALIGNMENT_BYTES, joined, lay_out_jpegs
 from torch_sink.image.decode.jpeg_header import BaselineScan, JpegHeader
@@ -55,11 +54,6 @@ class Packed:
     def __reduce__(self) -> Any:
         return Packed, (self.blob, None if self._sealed else self._contents, self._sealed)
 
-    def sent(self) -> Any:
-        """`__reduce__` where the reader is another process of this machine: the blob stays where it is."""
-        place = segments.sent(self.blob) if self._sealed else None
-        return self.__reduce__() if place is None else (_received, (place, self._sealed))
-
     def in_block(self, blob: torch.Tensor) -> Packed:
         """These sources in another tensor that holds a copy of the blob."""
         return Packed(blob, self._contents, self._sealed)
@@ -91,13 +85,6 @@ class Packed:
     def calls(self) -> list[tuple[Op, ...]]:
         """The calls recorded on each image, with the tensors among their arguments."""
         return [with_unpacked(ops, self.blob) for ops in self.contents.programs]
-
-
-def _received(place: tuple[int, ...], sealed: tuple[int, int]) -> Packed:
-    return Packed(segments.received(*place), None, sealed)
-
-
-ForkingPickler.register(Packed, Packed.sent)
 
 
 class Packing:
@@ -143,7 +130,7 @@ class Packing:
         contents = Contents(tuple(entries), calls, self.entry_of_image)
         is_worker = get_worker_info() is not None
         sealed = self._chunks.add(_sealed(contents)) if is_worker else None
-        blob = segments.allocate(self._chunks.size) if is_worker else None
+        blob = pool_writer.allocate(self._chunks.size) if is_worker else None
         if blob is None:
             blob = collated_tensor((self._chunks.size,), torch.uint8)
         return Packed(self._chunks.write(blob), contents, sealed)

@@ -1,0 +1,63 @@
+"""How many functions of the package a real data worker calls for a batch of four images, and of which files."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from call_path import PACKAGE, CallPath
+from torch.utils.data import DataLoader
+from torchvision import datasets, transforms
+
+import torch_sink
+
+pytestmark = pytest.mark.once
+BATCH, BATCHES = 4, 3
+# Around the images and their program: fetcher, collate function, pool, record. A slab may be made.
+OF_WORKER, MOST_OF_WORKER = ("worker/", "common/", "damage/"), 40
+MOST = 510
+
+
+class Watch:
+    """A `worker_init_fn`: writes the way of each batch, from the fetch of its samples to the record, to a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __call__(self, worker: int) -> None:
+        path = CallPath()
+
+        def note(frame: Any, event: str, argument: Any) -> None:
+            caller = frame.f_back.f_code.co_name if frame.f_back is not None else ""
+            is_fetch = frame.f_code.co_name == "fetch" and caller == "_worker_loop"
+            if event == "call":
+                if is_fetch:
+                    path.calls.clear()
+                path._note(frame, event, argument)
+            elif event == "return" and is_fetch:
+                self.file.write_text(json.dumps(path.calls))
+
+        sys.setprofile(note)
+
+
+def test_the_way_of_four_images(generated_photos: Path, tmp_path: Path) -> None:
+    steps = [transforms.RandomResizedCrop(32), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
+    photos = datasets.ImageFolder(
+        generated_photos, transforms.Compose([*steps, transforms.Normalize((0.5,) * 3, (0.5,) * 3)])
+    )
+    file = tmp_path / "calls.json"
+    indices = [list(range(BATCH))] * BATCHES
+    with torch_sink.image_backend("device", device="meta"):
+        watched = DataLoader(photos, batch_sampler=indices, num_workers=1, worker_init_fn=Watch(file))
+        assert [type(images) for images, _ in watched] == [torch_sink.LazyBatch] * BATCHES
+    path = CallPath()
+    path.calls = [(name, function) for name, function in json.loads(file.read_text())]
+    by_file = Counter(os.path.relpath(name, PACKAGE) for name, _ in path.calls)
+    print(len(path.calls), "calls,", len(by_file), "files,", path.returns, "returns:", by_file.most_common())
+    assert 0 < sum(count for name, count in by_file.items() if name.startswith(OF_WORKER)) <= MOST_OF_WORKER
+    assert len(path.calls) <= MOST
