@@ -250,8 +250,7 @@ MUTED = _Executing()
 def fallback_report() -> FallbackReport:
     """What ran in stock code since the backend was set, in this process and in the data workers that it started.
 
-    Without a device, few of the samples in memory are recorded unless the backend is strict: what falls back in each of
-    them is counted exactly, and what falls back at random is estimated.
+    Without a device, what would have run there with one.
     """
     return FallbackReport(*ledger.total(), decode_report())
 
@@ -308,7 +307,6 @@ _CONTAINERS = (
     "torchvision.transforms.transforms",
     "torchvision.transforms.v2._container",
     "torchvision.transforms.v2._misc",
-    "torch_sink.image.steps.containers",
 )
 
 
