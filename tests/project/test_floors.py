@@ -19,7 +19,7 @@ FLOORS = [
     *("common", "damage", "worker", "tracing"),
     "sink",
     *("image.core", "image.decode", "image.operations", "image.program"),
-    *("image.handles", "image.steps", "image.run", "image"),
+    *("image.handles", "image.run", "image"),
     *("loop.core", "loop.step", "loop.engines", "loop"),
     "mindspore",
     "cli",

@@ -35,7 +35,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import torch_sink
-from torch_sink.image import transform_methods
+from torch_sink.image import stand_ins
 from torch_sink.image.decode.source import PixelSource
 from torch_sink.image.handles import names
 from torch_sink.image.handles.file import LazyJpegImageFile
@@ -58,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
     seed(0)  # what modules draw for their parameters
     # torchvision reports each functional to torch's log at every call, which the backend does at the first one alone, and
     # tests of every functional look for their own call, which is a later one.
-    transform_methods.log_usage = lambda stock: stock
+    stand_ins.log_usage = lambda stock: stock
     mode = config.getoption("--mode")
     if mode in ("handles", "kernels"):
         for name, makers in MAKERS.items():

@@ -21,7 +21,7 @@ from torch.utils.data import _DatasetKind, dataloader
 from torch.utils.data._utils import collate
 from torchvision import tv_tensors
 from torchvision.datasets import folder
-from torchvision.transforms import _functional_pil, _functional_tensor, autoaugment, functional, transforms, v2
+from torchvision.transforms import _functional_pil, _functional_tensor, autoaugment, functional, v2
 from torchvision.transforms.v2 import _auto_augment as v2_auto_augment
 from torchvision.transforms.v2 import _geometry as v2_geometry
 from torchvision.transforms.v2 import _transform as v2_transform
@@ -32,22 +32,21 @@ from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 from torch_sink.common.containers import values_in
 from torch_sink.common.patches import MISSING, Make, Patches, read, unknown_releases
 from torch_sink.damage import report as damage
-from torch_sink.image import below, stand_ins, transform_methods
+from torch_sink.image import below, stand_ins, steps
 from torch_sink.image.core import settings
 from torch_sink.image.core.fallback import executing, ledger
 from torch_sink.image.core.first_batch import look_at_first
 from torch_sink.image.core.settings import Settings
-from torch_sink.image.handles.array import ArrayImage, from_array, from_buffer
+from torch_sink.image.handles.array import from_array, from_buffer
 from torch_sink.image.handles.file import OPERATORS, Operator, jpeg_factory, pil_loader
 from torch_sink.image.handles.image import LazyPixels
-from torch_sink.image.handles.kept import keep_images_of
+from torch_sink.image.handles.kept import keep_held_images
 from torch_sink.image.handles.tensor import HANDLES, Handle, LazyTensor, LazyTVImage
 from torch_sink.image.operations import RECORDERS
 from torch_sink.image.run.batch import LazyBatch
 from torch_sink.image.run.collate import collate_handles
 from torch_sink.image.run.stack import EACH_ALONE
 from torch_sink.image.stand_ins import around, before
-from torch_sink.image.steps import augment, containers, registry, values  # noqa: F401  they fill the registry
 from torch_sink.worker import fetchers
 from torch_sink.worker.prepare import WORKER_LOOPS, Worker, WorkerCollate, give_pool
 
@@ -82,7 +81,7 @@ def _rows() -> Iterator[Row]:
 
     for name in vars(_functional_pil):
         if f"pil.{name}" in RECORDERS:
-            yield _functional_pil, name, stand_ins.on_image(f"pil.{name}")
+            yield _functional_pil, name, stand_ins.on_image(f"pil.{name}", by_methods=name in _THROUGH_METHODS)
         elif name in _THROUGH_METHODS:
             yield _functional_pil, name, stand_ins.through_methods
     for name, function in vars(_functional_tensor).items():
@@ -99,30 +98,20 @@ def _rows() -> Iterator[Row]:
         yield module, "convert_image_dtype", make
     yield from _kernel_rows()
 
-    yield transforms.Compose, "__call__", containers.sampled(containers.compose_v1)
-    yield v2.Compose, "forward", containers.sampled(containers.compose_v2)
-    yield transforms.RandomResizedCrop, "get_params", transform_methods.resized_crop_v1
-    yield v2.RandomResizedCrop, "make_params", around(transform_methods.resized_crop_v2)
-    yield v2.RandomIoUCrop, "make_params", transform_methods.iou_crop
-    for kind in (transforms.RandomHorizontalFlip, transforms.RandomVerticalFlip, transforms.ColorJitter):
-        yield kind, "forward", containers.sampled(containers.alone)
-    for kind in (autoaugment.AutoAugment, autoaugment.RandAugment, autoaugment.TrivialAugmentWide):
-        yield kind, "forward", containers.sampled(containers.alone)
+    yield from steps.rows()
     for module in (functional, _augment, _color, _geometry, _meta, _misc):
-        yield module, "_log_api_usage_once", transform_methods.log_usage
+        yield module, "_log_api_usage_once", stand_ins.log_usage
     for module in (v2_transform, _augment, _color, _geometry, _meta, _misc):
-        yield module, "_get_kernel", before(transform_methods.get_kernel)
+        yield module, "_get_kernel", before(stand_ins.get_kernel)
     for kind in (autoaugment.AutoAugment, autoaugment.RandAugment, autoaugment.TrivialAugmentWide):
-        yield kind, "_augmentation_space", transform_methods.augmentation_space
+        yield kind, "_augmentation_space", stand_ins.augmentation_space
     for kind in (v2.RandAugment, v2.TrivialAugmentWide, v2.AutoAugment):
-        yield kind, "_AUGMENTATION_SPACE", transform_methods.magnitudes
+        yield kind, "_AUGMENTATION_SPACE", stand_ins.magnitudes
     for kind in (v2.MixUp, v2.CutMix):
         yield kind, "transform", around(stand_ins.mix)
     for module in (v2_auto_augment, v2_geometry, v2_utils):
-        yield module, "_get_fill", before(transform_methods.get_fill)
-    yield v2.ToDtype, "transform", around(transform_methods.to_dtype)
-    for kind in (v2_transform.Transform, v2_transform._RandomApplyTransform):
-        yield kind, "forward", transform_methods.forward
+        yield module, "_get_fill", before(stand_ins.get_fill)
+    yield v2.ToDtype, "transform", around(stand_ins.to_dtype)
 
     yield from below.PLACES
     yield torch.jit, "script", around(_script)
@@ -189,7 +178,7 @@ def _begin_iterator(stock: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(stock)
     def __init__(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
         _fill_new_places()
-        keep_images_of(loader)
+        keep_held_images()
         begin(self, loader, *args, **kwargs)
         give_pool(self)
 
@@ -283,8 +272,7 @@ def install(wanted: Settings) -> None:
         if not was_installed:
             uninstall()
         raise
-    registry.learn()
-    settings.active, ArrayImage.unused = wanted, 0
+    settings.active = wanted
 
 
 def _fill_places() -> None:

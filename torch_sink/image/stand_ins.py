@@ -6,11 +6,12 @@ unsupported: stock code then finds an ordinary image or tensor, and raises its o
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
-from types import ModuleType, SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,13 @@ import torch
 from PIL import Image
 from torchvision import tv_tensors
 from torchvision.transforms import v2
+from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
-from torch_sink.image.core.fallback import MUTED, executing, report_fallback
+from torch_sink.image.core.fallback import MUTED, count_function_modes, executing, report_fallback
 from torch_sink.image.core.first_batch import note_array
 from torch_sink.image.core.ops import Recorder
 from torch_sink.image.handles.image import lazy_image
+from torch_sink.image.handles.names import stock_type
 from torch_sink.image.handles.tensor import HANDLES, Handle, LazyTensor, LazyTVImage
 from torch_sink.image.operations import RECORDERS, TAKE_PALETTES
 from torch_sink.image.operations.functionals import through_tensor
@@ -55,7 +58,7 @@ def on_image(name: str, *, by_methods: bool = False) -> Make:
 
     With `by_methods`, stock code gets a handle, whose methods record, if the recorder of `name` does not take a call.
     """
-    return _on_image(RECORDERS[name], name in TAKE_PALETTES, by_methods)
+    return _on_image(RECORDERS[name], by_methods or name in TAKE_PALETTES, by_methods)
 
 
 def through_methods(stock: Stock) -> Stock:
@@ -73,11 +76,14 @@ def _on_image(recorder: Recorder, palettes: bool, by_methods: bool = False) -> M
                 if first not in kwargs:
                     return stock(**kwargs)  # raises its own error
                 image = kwargs.pop(first)
-            if type(image) is Image.Image and MUTED.depth:
+            kind = type(image)
+            if kind is Image.Image and MUTED.depth:
                 return stock(image, *args, **kwargs)
-            is_pillow = isinstance(image, Image.Image)
-            is_handle = isinstance(image, Handle) and image.is_recording
-            handle: Any = lazy_image(image, palettes=palettes) if is_pillow else image if is_handle else None
+            is_pillow = issubclass(kind, Image.Image)
+            if is_pillow:
+                handle: Any = lazy_image(image, palettes=palettes)
+            else:
+                handle = image if kind in HANDLES and image.is_recording else None
             if handle is not None:
                 made = recorder(handle, *args, **kwargs)
                 if made is NotImplemented:
@@ -86,7 +92,7 @@ def _on_image(recorder: Recorder, palettes: bool, by_methods: bool = False) -> M
             # The fallback was reported; each method of the image would report it again.
             with executing() if by_methods and is_pillow else nullcontext():
                 made = stock(image, *args, **kwargs)
-            if type(image) is np.ndarray and isinstance(made, torch.Tensor):
+            if kind is np.ndarray and isinstance(made, torch.Tensor):
                 note_array(stock, image)
             return made
 
@@ -97,6 +103,8 @@ def _on_image(recorder: Recorder, palettes: bool, by_methods: bool = False) -> M
 
 # Kernels of `transforms.v2` on Pillow images that turn them into tensors and back.
 _THROUGH_TENSORS = ("elastic", "erase", "gaussian_blur", "permute_channels")
+# Those that take other arguments than torchvision's functional of that name on Pillow images, which they call.
+_OTHER_ARGUMENTS = ("affine", "resize", "rotate")
 
 
 def pillow_kernel(name: str) -> Make:
@@ -105,7 +113,8 @@ def pillow_kernel(name: str) -> Make:
         return on_image("pil.resized_crop_v2", by_methods=True)
     if name in _THROUGH_TENSORS:
         return _on_image(through_tensor(RECORDERS[f"v2.{name}"]), palettes=False)
-    return on_image(f"pil.{name}") if f"pil.{name}" in RECORDERS else through_methods
+    is_recorded = f"pil.{name}" in RECORDERS and name not in _OTHER_ARGUMENTS
+    return on_image(f"pil.{name}", by_methods=name == "crop") if is_recorded else through_methods
 
 
 # --- tensors
@@ -173,6 +182,86 @@ def handle_kernel(name: str, function: Stock) -> Make:
 def to_scaled_dtype(handle: Any, dtype: torch.dtype = torch.float32) -> Any:
     """Records `v2.functional.convert_image_dtype`, a kernel that user code calls by itself."""
     return RECORDERS["v2.to_dtype"](handle, dtype, True)
+
+
+# --- what torchvision's functionals and transforms share
+
+
+def get_kernel(stock: Callable[..., Any], functional: Any, input_type: Any, **kwargs: Any) -> Any:
+    """For `_get_kernel` of `transforms.v2`, whose error lists the types in a registry: torchvision's own."""
+    try:
+        return stock(functional, input_type, **kwargs)
+    except TypeError as error:
+        kernels = _KERNEL_REGISTRY[functional]
+        own = {kind: None for kind in kernels if not hasattr(kind, "lazy_class")}
+        raise TypeError(str(error).replace(str(kernels.keys()), str(own.keys()))) from None
+
+
+def log_usage(stock: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Stand-in for `_log_api_usage_once`, which finds out at every call that it does nothing for a function twice.
+
+    It is no `functools.cache`, of which `torch.compile` warns, and no set, which that of torch 2.8 does not know.
+    """
+    logged: dict[FunctionType, bool] = {}
+
+    def log(user: Any) -> None:
+        if type(user) is not FunctionType:  # what a program put in a functional's place; it may have no hash
+            stock(user)
+        elif user not in logged:
+            stock(user)
+            logged[user] = True
+
+    return log
+
+
+def _key_of(values: dict[Any, Any], kind: type) -> Any:
+    """The key under which stock code finds the value of a type; programs write keys as `type(image)` too."""
+    wanted = stock_type(kind)
+    return wanted if wanted in values else next((key for key in values if stock_type(key) is wanted), wanted)
+
+
+def get_fill(stock: Callable[..., Any], fills: Any, inpt_type: type) -> Any:
+    """For `_get_fill`, which looks a fill up by the type of the input."""
+    return stock(fills, _key_of(fills, inpt_type))
+
+
+def to_dtype(stock: Callable[..., Any], transform: Any, inpt: Any, params: dict[str, Any]) -> Any:
+    """For `v2.ToDtype.transform`, whose `dtype` may be a dict by the type of the input."""
+    dtypes, kind = transform.dtype, type(inpt)
+    if isinstance(dtypes, dict) and (key := _key_of(dtypes, kind)) is not kind and key in dtypes:
+        transform = copy.copy(transform)
+        transform.dtype = {**dtypes, kind: dtypes[key]}
+    return stock(transform, inpt, params)
+
+
+# --- tables of automatic augmentations, from which one number is taken at a time
+
+
+def augmentation_space(stock: Callable[..., Any]) -> Any:
+    """Stand-in for the `_augmentation_space` of v1's automatic augmentations, which draws nothing."""
+
+    def as_arrays(space: dict[str, Any]) -> dict[str, Any]:
+        # Reading a number from an array takes a tenth of the time that a tensor takes.
+        return {name: (magnitudes.numpy(), signed) for name, (magnitudes, signed) in space.items()}
+
+    made_once = _made_once(lambda kind, *args: stock(None, *args), as_arrays)
+    return lambda self, *args: dict(made_once(type(self), *args))
+
+
+def magnitudes(stock: dict[str, Any]) -> dict[str, Any]:
+    """Stand-in for the `_AUGMENTATION_SPACE` of v2's automatic augmentations, which take one number out of a tensor."""
+    return {name: (_made_once(make, torch.Tensor.tolist), signed) for name, (make, signed) in stock.items()}
+
+
+def _made_once(make: Callable[..., Any], convert: Callable[[Any], Any]) -> Callable[..., Any]:
+    """`make`, which remembers its converted results for each default dtype, unless a default device is set."""
+
+    @functools.lru_cache(maxsize=4096)
+    def kept(dtype: torch.dtype, *args: Any) -> Any:
+        made = make(*args)
+        return made if made is None else convert(made)
+
+    return lambda *args: make(*args) if count_function_modes() else kept(torch.get_default_dtype(), *args)
 
 
 # --- batches

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from typing import Any
 
@@ -15,12 +16,8 @@ import torch_sink
 from image.cases import array_opener
 from image.check import run
 from torch_sink.image.handles.image import LazyImage, LazyPixels, lazy_image
-from torch_sink.image.steps.draws import two_wholes
-from torch_sink.image.transform_methods import (
-    augmentation_space,
-    resized_crop_v1,
-    resized_crop_v2,
-)
+from torch_sink.image.stand_ins import augmentation_space
+from torch_sink.image.steps import STEPS, two_wholes
 
 SEEDS = range(10_000)
 SIZES = ((375, 500), (47, 61), (1, 23), (300, 7), (2, 2))
@@ -30,6 +27,12 @@ SETTINGS = (
     ((0.5, 0.5), (1.0, 1.0)),
     ((0.01, 4.0), (0.3, 5.0)),
 )
+
+
+def step_of(kind: type) -> Any:
+    """What replaces its method."""
+    (found,) = [each for each in STEPS if each.owner is kind]
+    return found.make(getattr(kind, found.name))
 
 
 def draws(function: Any, *args: Any) -> list[tuple[Any, torch.Tensor]]:
@@ -44,7 +47,7 @@ def draws(function: Any, *args: Any) -> list[tuple[Any, torch.Tensor]]:
 
 
 def assert_equal_draws(actual: list[tuple[Any, torch.Tensor]], expected: list[tuple[Any, torch.Tensor]]) -> None:
-    assert len({str(result) for result, _ in expected}) > len(SIZES)
+    assert len({str(result) for result, _ in expected}) > 1
     for seed, ((result, state), (stock_result, stock_state)) in enumerate(zip(actual, expected, strict=True)):
         assert result == stock_result, f"seed {seed}"
         assert torch.equal(state, stock_state), f"seed {seed}"
@@ -52,19 +55,51 @@ def assert_equal_draws(actual: list[tuple[Any, torch.Tensor]], expected: list[tu
 
 def test_resized_crop_v1() -> None:
     stock = v1.RandomResizedCrop.get_params
-    stand_in = resized_crop_v1(stock).__func__
+    stand_in = step_of(v1.RandomResizedCrop).__func__
     images = [torch.empty(3, height, width) for height, width in SIZES]
     scales, ratios = zip(*SETTINGS, strict=True)
     # 5 sizes and 13 settings have no common divisor, so every pair is drawn.
     assert_equal_draws(draws(stand_in, images, scales, ratios), draws(stock, images, scales, ratios))
 
 
-def test_resized_crop_v2() -> None:
-    stock = v2.RandomResizedCrop.make_params
-    stand_in = functools.partial(resized_crop_v2, stock)
-    images = [[torch.empty(3, height, width)] for height, width in SIZES]
-    transforms = [v2.RandomResizedCrop(8, scale, ratio) for scale, ratio in SETTINGS]
-    assert_equal_draws(draws(stand_in, transforms, images), draws(stock, transforms, images))
+@pytest.mark.parametrize("padding", [None, 4, (0, 1, 2, 3)])
+def test_crop_v2(padding: Any) -> None:
+    images = [[torch.empty(3, height, width)] for height, width in ((9, 9), (8, 30), (40, 9), (8, 8), (33, 47))]
+    transforms = [v2.RandomCrop(8, padding=padding)]
+    assert_equal_draws(
+        draws(step_of(v2.RandomCrop), transforms, images), draws(v2.RandomCrop.make_params, transforms, images)
+    )
+
+
+def test_crop_v1() -> None:
+    images, sizes = [torch.empty(3, height, width) for height, width in SIZES], [(1, 2), [1, 1]]
+    assert_equal_draws(
+        draws(step_of(v1.RandomCrop).__func__, images, sizes), draws(v1.RandomCrop.get_params, images, sizes)
+    )
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        v1.RandomAffine(30, (0.1, 0.3), (0.7, 1.4), (1, 5, -4, 8), fill=9),
+        v1.RandomAffine((10, 20), center=(3, 4)),
+        v1.RandomRotation(40, fill=3),
+        v1.RandomRotation((80, 100), expand=True),
+        v1.ColorJitter(0.4, 0.3, 0.2, 0.1),
+        v1.ColorJitter(0.4),
+        v1.RandomHorizontalFlip(0.3),
+    ],
+)
+def test_forwards_of_many_seeds(transform: Any) -> None:
+    """What they record, against what torchvision's method records."""
+    kind = type(transform)
+    (found,) = [each for each in STEPS if each.owner is kind]
+    with torch_sink.image_backend("device", device="meta"):
+        image = lazy_image(array_opener(9, 8)())
+        stand_in = functools.partial(getattr(kind, found.name), transform)
+        stock = functools.partial(inspect.unwrap(getattr(kind, found.name)), transform)
+        made, expected = (draws(lambda image, run=run: run(image).lazy_ops, [image]) for run in (stand_in, stock))
+        assert_equal_draws(made, expected)
 
 
 def test_corners_of_crops() -> None:

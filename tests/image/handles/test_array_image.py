@@ -352,18 +352,3 @@ def test_torchvisions_own_datasets_unpack_nothing(kind: Any, monkeypatch: pytest
             assert type(made.lazy_source) is BytesSource
             same_value(made._stock_type(made._replayed()), image)
             assert made_label == label
-
-
-@DEVICES
-def test_arrays_of_which_nothing_is_recorded_become_pillows_images_at_once(device: str) -> None:
-    array = np.zeros((8, 8, 3), np.uint8)
-    with torch_sink.image_backend("device", device=device):
-        kinds = []
-        for _ in range(20):
-            kinds.append(type(image := Image.fromarray(array)) is ArrayImage)
-            image.load()
-        for _ in range(256):
-            last = Image.fromarray(array)
-            last.load() if type(last) is not ArrayImage else v1.PILToTensor()(last)
-        assert type(Image.fromarray(array)) is ArrayImage
-    assert kinds == [True] * 16 + [False] * 4

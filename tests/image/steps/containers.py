@@ -128,18 +128,6 @@ def random_container(seed: int) -> Any:
     return module.Compose([*before, *tail])
 
 
-class OneByOne:
-    """A container, the transforms of which are called without it, those of containers inside of it as well."""
-
-    def __init__(self, container: Any) -> None:
-        self.transforms = container.transforms
-
-    def __call__(self, image: Any) -> Any:
-        for transform in self.transforms:
-            image = transform(image)
-        return image
-
-
 def seeded(seed: int, run: Callable[[], Any]) -> tuple[Any, Any]:
     """A result or an error, and the states of the generators behind it."""
     torch.manual_seed(seed)

@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from call_path import count_calls
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,10 +19,6 @@ from torchvision.transforms import v2
 import torch_sink
 from image.random_pipelines import same_value
 from image.steps.containers import assert_equal_samples, photo, seeded
-from torch_sink.image.core import settings
-from torch_sink.image.handles.image import LazyImage
-from torch_sink.image.handles.tensor import HANDLES
-from torch_sink.image.steps import containers
 
 pytestmark = pytest.mark.halved
 
@@ -162,93 +156,3 @@ def test_what_is_no_handle_is_stocks() -> None:
     assert type(made) is torch.Tensor
     assert torch.equal(made, expected[0])
     assert state == expected[1]
-
-
-class _Reads:
-    """Reads every image that it is given, or the type of each."""
-
-    def __init__(self) -> None:
-        self.reads, self.kinds = True, []  # type: ignore[var-annotated]
-
-    def __call__(self, image: Any) -> Any:
-        self.kinds.append(type(image) in (LazyImage, *HANDLES))
-        if self.reads:
-            np.asarray(image)
-        return image
-
-
-@contextmanager
-def as_for_a_device() -> Iterator[None]:
-    """The backend, which records all samples, as for a device that has the same pixels."""
-    with torch_sink.image_backend("device", device="cpu"), pytest.MonkeyPatch.context() as patch:
-        assert settings.active is not None
-        patch.setattr(settings, "active", settings.active._replace(interpreted=True))
-        yield
-
-
-@pytest.mark.parametrize("first", [v1.Pad(2), v1.PILToTensor(), v2.ToImage()])
-def test_what_reads_every_image_gets_ordinary_ones(first: Any) -> None:
-    """And is counted as before; where it no longer reads, it gets handles again."""
-    reader = _Reads()
-    container = v1.Compose([first, reader, v1.CenterCrop(8)])
-    expected = [container(photo(seed)) for seed in range(200)]
-    reader.kinds.clear()
-    with as_for_a_device():
-        made = [container(photo(seed)) for seed in range(200)]
-        ((_, reason), count), *others = torch_sink.fallback_report().counts.items()
-        assert (reason.rpartition(".")[0].endswith("_Reads"), count, others) == (True, 200, [])
-        for actual, stock in zip(made, expected, strict=True):
-            assert isinstance(actual, type(stock))
-            same_value(actual, stock)
-        assert 16 <= sum(reader.kinds) <= 20
-        reader.reads = False
-        for seed in range(100):
-            container(photo(seed))
-        assert all(reader.kinds[-30:])
-        reader.reads = True
-        for seed in range(50):
-            container(photo(seed))
-    with (
-        torch_sink.image_backend("device", device="cpu", strict=True),
-        pytest.raises(torch_sink.UnsupportedOperation, match="_Reads"),
-    ):
-        container(photo())
-
-
-@pytest.mark.parametrize("first", [[], [v1.PILToTensor()], [v2.ToImage()]])
-def test_what_always_falls_back_is_stocks_from_the_beginning(first: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Equal values, draws and counts; what is recorded inside of it once is tried again."""
-    elastic = v1.ElasticTransform(9.0, interpolation=v1.InterpolationMode.BICUBIC)
-    container = v1.Compose([*first, elastic, v1.RandomHorizontalFlip()])
-    tried: list[int] = []
-    called = containers._called
-    monkeypatch.setattr(containers, "_called", lambda *args: tried.append(1) or called(*args))
-    expected = [seeded(seed, lambda seed=seed: container(photo(seed))) for seed in range(80)]
-    with as_for_a_device():
-        actual = [seeded(seed, lambda seed=seed: container(photo(seed))) for seed in range(80)]
-        (count,) = torch_sink.fallback_report().counts.values()
-        assert (count, len(tried)) == (80, 16)
-        for (made, state), (stock, stock_state) in zip(actual, expected, strict=True):
-            assert state == stock_state
-            same_value(made, stock)
-        elastic.interpolation = v1.InterpolationMode.BILINEAR
-        for seed in range(200):
-            made = container(photo(seed))
-        assert made.is_recording
-
-
-@pytest.mark.parametrize(
-    ("transforms", "most"),
-    [
-        ([v1.ToTensor(), functools.partial(F.adjust_gamma, gamma=2.0)], 15),  # 14 before Python 3.14
-        ([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.RandomAutocontrast(p=1.0)], 44),
-        ([v1.Pad(2), v1.ElasticTransform(9.0, interpolation=v1.InterpolationMode.BICUBIC)], 8),  # two take a lock
-    ],
-)
-def test_what_always_falls_back_costs_few_calls_more_than_stock_code(transforms: list[Any], most: int) -> None:
-    container, image = v1.Compose(transforms), photo()
-    stock = count_calls(lambda: container(image), "call", "c_call")
-    with as_for_a_device():
-        for _ in range(40):
-            container(image)
-        assert count_calls(lambda: container(image), "call", "c_call") <= stock + most

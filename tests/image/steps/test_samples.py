@@ -19,8 +19,6 @@ import torch_sink
 from image.random_pipelines import same_value
 from image.steps.containers import photo, random_transforms, seeded
 from torch_sink.image.handles.tensor import Handle
-from torch_sink.image.steps import containers, samples
-from torch_sink.image.steps.registry import STEPS
 
 pytestmark = pytest.mark.halved
 
@@ -123,7 +121,7 @@ def test_all_of_a_sample_moves(moves: str, sample: str) -> None:
     assert recorded == 6 or moves in ("detection", "pure", "others between", "colors")
 
 
-# Ways to construct each class of v2 that has a step; behind `ToImage` where it takes no Pillow images.
+# Ways to construct classes of v2; behind `ToImage` where it takes no Pillow images.
 EXACT = v2.InterpolationMode.NEAREST_EXACT
 OF_IMAGES: dict[str, Callable[[], list[Any]]] = {
     "AutoAugment": lambda: [v2.AutoAugment()],
@@ -186,53 +184,10 @@ def _everything(image: Image.Image) -> tuple[Any, ...]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [*OF_IMAGES, *OF_TENSORS])
-def test_every_transform_with_a_step_moves_all_of_a_sample(name: str) -> None:
+def test_every_transform_moves_all_of_a_sample(name: str) -> None:
     first = [v2.ToImage()] if name in OF_TENSORS else []
     for transform in {**OF_IMAGES, **OF_TENSORS}[name]():
         assert_stocks(v2.Compose([*first, transform]), _everything, range(3))
-
-
-def test_no_step_is_left_out() -> None:
-    names = {kind.__name__ for kind in STEPS if issubclass(kind, v2.Transform)}
-    assert names <= {*OF_IMAGES, *OF_TENSORS}
-
-
-@pytest.mark.parametrize("dims", [2, 3, 4])
-def test_resized_masks_are_stocks(dims: int) -> None:
-    """From each of many sizes to each of many others, down to their strides; and whole masks stay views."""
-    chance, shape = random.Random(dims), (2, 3)[: dims - 2]
-    for side in range(1, 330):
-        values = torch.randint(0, 256, (*shape, side, 7 + side % 3), dtype=torch.uint8)
-        mask = tv_tensors.Mask(values if side % 2 else values.transpose(-1, -2).contiguous().transpose(-1, -2))
-        height, width = mask.shape[-2:]
-        box = {"top": height // 3, "left": width // 4, "height": height - height // 3, "width": width - width // 4}
-        for size in [(2 * side, 5), (224, width), (side, width), (chance.randint(1, 400), chance.randint(1, 20))]:
-            expected = v2.functional.resize(mask, list(size))
-            made = samples._resized_mask(mask, {}, size)
-            cropped = v2.functional.resized_crop(mask, *box.values(), size=list(size))
-            for stock, own in ((expected, made), (cropped, samples._resized_mask(mask, box, size))):
-                if own is None:
-                    assert stock.data_ptr() in (mask.data_ptr(), mask[..., box["top"] :, box["left"] :].data_ptr())
-                    continue
-                assert torch.equal(own, stock)
-                assert (type(own), own.stride()) == (type(stock), stock.stride())
-    assert samples._resized_mask(tv_tensors.Mask(torch.zeros(3, 4, dtype=torch.int64)), {}, (9, 9)) is None
-
-
-def test_a_second_conversion_to_an_image_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It passes the image on, so what follows is recorded without a call of a transform."""
-    monkeypatch.setattr(containers, "_called", refuse_to_call)
-    container = v2.Compose([v2.ToImage(), v2.RandomHorizontalFlip(), *VALUES])
-    for seed in range(4):
-        expected, state = seeded(seed, lambda: container(photo()))
-        with torch_sink.image_backend("device", device="cpu"):
-            made, state_behind = seeded(seed, lambda: container(photo()))
-            assert state_behind == state
-            same_value(made, expected)
-
-
-def refuse_to_call(transform: Any, draft: Any) -> None:
-    raise AssertionError(f"{transform} was called")
 
 
 _KINDS_OF_BOXES = ["XYXY", "XYWH", "CXCYWH", "XYWHR", "integers", "none", "turned over", "no numbers", "far away"]

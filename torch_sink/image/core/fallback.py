@@ -213,10 +213,7 @@ def fallback_report() -> FallbackReport:
     """What ran in stock code since the backend was set, in this process and in the data workers that it started.
 
     What a data worker counts arrives with its batches. A process that sends no batches, such as one of a pool or of
-    joblib, counts for itself: call this function there.
-
-    Without a device, few of the samples in memory are recorded unless the backend is strict: what falls back in each of
-    them is counted exactly, and what falls back at random is estimated.
+    joblib, counts for itself: call this function there. Without a device, what would have run there with one.
     """
     return FallbackReport(*ledger.total(), decode_report())
 
@@ -273,7 +270,6 @@ _CONTAINERS = (
     "torchvision.transforms.transforms",
     "torchvision.transforms.v2._container",
     "torchvision.transforms.v2._misc",
-    "torch_sink.image.steps.containers",
 )
 
 

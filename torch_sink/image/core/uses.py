@@ -1,9 +1,39 @@
-"""Tells whether a second sample uses an image: it does when a batch was made or planned since the last use.
-
-Uses without a batch in between belong to one sample, such as two crops that are compared.
-"""
+"""What the process knows of the samples and images that it makes: batches so far, and images that may be kept."""
 
 from __future__ import annotations
 
-batches = 0  # how many batches and single images this process has made, planned, or sent to another process
-were_opened = False  # whether this process has opened images whose pixels are not made yet, which a dataset may keep
+import weakref
+from typing import Any
+
+from torch.utils.data import get_worker_info
+
+# How many batches and single images this process has made, planned, or sent to another process. An image that is used
+# again after the count has grown belongs to another sample; until then its uses are views of one.
+batches = 0
+
+_MOST_DEAD = 1000
+# By id, images and tensors that were made of files which were not decoded.
+_of_files: dict[int, weakref.ref[Any]] = {}
+_limit = _MOST_DEAD
+
+
+def note_of_file(image: Any) -> None:
+    """Notes an image or a tensor that begins with an undecoded file, for `held`; data workers begin no passes."""
+    global _limit
+    if get_worker_info() is None:
+        _of_files[id(image)] = weakref.ref(image)
+        if len(_of_files) > _limit:
+            for key, ref in [*_of_files.items()]:
+                if ref() is None:
+                    _of_files.pop(key, None)
+            _limit = 2 * len(_of_files) + _MOST_DEAD
+
+
+def forget(image: Any) -> None:
+    """Drops the reference to one that has its values now: torch swaps no tensors to which there are weak ones."""
+    _of_files.pop(id(image), None)
+
+
+def held() -> list[Any]:
+    """Those that somebody still holds."""
+    return [image for ref in [*_of_files.values()] if (image := ref()) is not None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import math
 import os
@@ -16,10 +15,10 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from torch_sink.damage.report import current_policy
 from torch_sink.errors import DecodeError
-from torch_sink.image.core import settings, uses
+from torch_sink.image.core import settings
 from torch_sink.image.core.fallback import executing
 from torch_sink.image.core.ops import Op, count_before_values, makes_floats, replay
-from torch_sink.image.decode.jpeg_header import JpegHeader, next_marker, read_jpeg_header
+from torch_sink.image.decode.jpeg_header import JpegHeader, read_jpeg_header
 
 IN_MEMORY = "an image in memory"  # in the place of a path
 
@@ -59,34 +58,6 @@ class EncodedSource(NamedTuple):
             return image._new(image.im)  # like `copy`, but of the same memory
         except (OSError, SyntaxError, ValueError) as error:
             raise DecodeError(self.path, -1, str(error)) from error
-
-    def decode_rows(self, count: int) -> Image.Image | None:
-        """The first rows of what `decode` gives, at less cost; None where rows below them could make it raise.
-
-        They cannot where the end of the image is the only marker behind the header of a baseline file. Pillow's decoder
-        writes a row when it is final, and calls it an error that fewer were wanted than the file has.
-        """
-        # Looking for markers costs more than the last sixteenth of the rows.
-        scan, is_less = self.header.scan, 0 < count * 16 < self.header.height * 15
-        if scan is None or not is_less or next_marker(self.data, scan.begin) != len(self.data) - 2:
-            return None
-        try:
-            image = self.open()
-        except (OSError, SyntaxError, ValueError):
-            return None  # `decode` says what is wrong with the header
-        extents = 0, 0, image.width, count
-        image._size, image.tile = extents[2:], [image.tile[0]._replace(extents=extents)]  # type: ignore[attr-defined]
-        image.im, last = Image.core.new(image.mode, image.size), (0, count - 1)  # type: ignore[attr-defined]
-        image.im.putpixel(last, _NEVER_DECODED[image.mode])
-        with contextlib.suppress(OSError):
-            image.load()
-        if image.im.getpixel(last) == _NEVER_DECODED[image.mode]:
-            return None  # it was not decoded, or has this color by chance
-        return image._new(image.im) if image.mode == self.mode else image.convert(self.mode)
-
-
-# A color in the last row shows, while it stays, that the row was not decoded.
-_NEVER_DECODED: dict[str, Any] = {"L": 253, "RGB": (253, 1, 254)}
 
 
 class PixelSource(NamedTuple):
@@ -175,15 +146,12 @@ def is_worth_keeping(source: Source, pixel_bytes: int) -> bool:
 
 
 def replayed(source: Source, ops: Sequence[Op], in_place: bool = False) -> Any:
-    """What `replay` makes of the pixels of a source; where a crop comes first, rows below it are not decoded.
+    """What `replay` makes of the pixels of a source.
 
     Raises:
         DecodeError: the file is damaged.
     """
-    image = None
-    if isinstance(source, EncodedSource) and ops and ops[0].name == "pil.crop":
-        image = source.decode_rows(ops[0].args[0][3])
-    return replay(source.decode() if image is None else image, ops, in_place)
+    return replay(source.decode(), ops, in_place)
 
 
 def made_here(source: Source, ops: tuple[Op, ...]) -> tuple[Source, tuple[Op, ...]]:
@@ -195,7 +163,7 @@ def made_here(source: Source, ops: tuple[Op, ...]) -> tuple[Source, tuple[Op, ..
     """
     count = count_before_values(ops)
     count = next((at for at, op in enumerate(ops[:count]) if op.promise.is_rounded or makes_floats(op)), count)
-    if not (isinstance(source, EncodedSource) or (isinstance(source, PixelSource) and count)):
+    if isinstance(source, FinishedSource) or not (count or isinstance(source, EncodedSource)):
         return source, ops
     try:
         with executing():
@@ -247,7 +215,6 @@ def encoded_source(data: bytes, path: str, mode: str | None = None, *, thorough:
     if mode is None:
         mode = "RGB" if header.mode == "CMYK" else header.mode
     source = EncodedSource(data, path, header, mode)
-    uses.were_opened = True
     return source if not thorough or _opens(source) else None
 
 

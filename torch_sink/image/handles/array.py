@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from torch_sink.common import after_fork_in_child
-from torch_sink.image.core import settings, uses
+from torch_sink.image.core import settings
 from torch_sink.image.core.fallback import executing, is_executing
 from torch_sink.image.decode.source import BytesSource, PixelSource, Values
 from torch_sink.image.handles.names import StockType, named_as
@@ -46,8 +46,6 @@ class ArrayImage(Image.Image, metaclass=StockType):
 
     lazy_values: Values
 
-    unused = 0  # how many in a row became ordinary, and were not recorded
-
     _im = _Pixels()
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -69,7 +67,6 @@ def _ordinary(image: Image.Image) -> None:
     """Makes the pixels of an `ArrayImage`, which is of the stock class from then on; a no-op for other images."""
     with _making:
         if type(image) is ArrayImage:
-            ArrayImage.unused += 1
             mode, size, values = image.lazy_values
             with executing():
                 image.__dict__["_im"] = Image.frombuffer(mode, size, values, "raw", mode, 0, 1).im
@@ -100,9 +97,6 @@ def from_buffer(stock: Callable[..., Image.Image]) -> Callable[..., Image.Image]
 
     @functools.wraps(stock)
     def stand_in(*args: Any, **kwargs: Any) -> Image.Image:
-        if ArrayImage.unused >= 16 and ArrayImage.unused % 256:  # what fell back so often will again; tried at times
-            ArrayImage.unused += 1
-            return stock(*args, **kwargs)
         active = settings.active
         if active is None or not active.device or active.interpreted or len(args) != 7 or kwargs or is_executing():
             return stock(*args, **kwargs)
@@ -135,9 +129,7 @@ def agrees(image: Image.Image) -> bool:
 
 def pixels_of(image: Image.Image) -> PixelSource:
     """A source of a copy of an ordinary image's pixels, which later writes to the image do not change."""
-    uses.were_opened = True
     values = image.__dict__.get("lazy_values")  # which another thread may drop
     if values is None or image.info:  # bytes have no `info`
         return PixelSource(image._new(image.im.copy()))
-    ArrayImage.unused = 0
     return BytesSource(values if type(values[2]) is bytes else (*values[:2], values[2].tobytes()))

@@ -72,7 +72,7 @@ class LazyJpegImageFile(LazyPixels, JpegImageFile, metaclass=_StockFileType):
             self.readonly = 0
 
     def records(self) -> bool:
-        """Whether a use is recorded. A second sample's finds the pixels, which stock code has since the first."""
+        """Whether a use is recorded: not if there are pixels, which a second sample's use makes (`keep_pixels`)."""
         if not self.waits:
             return False
         fields, now = vars(self), uses.batches
@@ -153,6 +153,7 @@ def jpeg_factory(stock: Callable[..., Any], fp: Any, filename: Any = None) -> An
         return image
     image.__class__ = LazyJpegImageFile
     vars(image).update(lazy_file_source=source, lazy_tile=list(image.tile))
+    uses.note_of_file(image)
     image.fp = io.BytesIO(data)
     image.fp.seek(position)
     if filename:

@@ -8,8 +8,6 @@ import functools
 import math
 import operator
 import sys
-import threading
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -31,7 +29,7 @@ from torch_sink.image.decode.source import (
 )
 from torch_sink.image.handles.array import ArrayImage, agrees, pixels_of
 from torch_sink.image.handles.names import PixelAccess, StockType, named_as, stays, stock_type, unpickled
-from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage, give_pixels
+from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
 from torch_sink.image.operations import RECORDERS
 
 RECORDED_MODES = ("L", "RGB")
@@ -132,9 +130,7 @@ class LazyPixels(Image.Image):
     __hash__ = None  # type: ignore[assignment]
 
 
-_FIELDS = (
-    "lazy_source", "lazy_ops", "lazy_file_source", "lazy_tile", "lazy_used", "lazy_has_views", "lazy_first",
-)  # fmt: skip
+_FIELDS = ("lazy_source", "lazy_ops", "lazy_file_source", "lazy_tile", "lazy_used", "lazy_was_file")
 
 
 def _as_pillows(image: Image.Image) -> Image.Image:
@@ -177,6 +173,8 @@ class LazyImage(LazyPixels, metaclass=StockType):
             fields["palette"] = None
         fields["_readonly"], fields["_exif"] = 0, None
         fields["lazy_source"], fields["lazy_ops"] = source, ops
+        if type(source) is EncodedSource:
+            uses.note_of_file(self)
         if not ledger.has_recorded:
             ledger.note_recorded()
 
@@ -207,35 +205,30 @@ class LazyImage(LazyPixels, metaclass=StockType):
     def record(self, *ops: Op, size: tuple[int, int] | None = None, mode: str | None = None) -> LazyImage:
         """A new handle with more calls; `size` (width, height) and `mode` are given where the calls change them."""
         source, before = self.recipe()
-        fields, is_here = self.__dict__, isinstance(source, EncodedSource) and ops and settings.makes_pixels_here()
-        if is_here and before:
-            source, before = self.recipe()  # a crop that has waited gets its pixels
-        calls, waits = before + ops, is_here and not before and [op.name for op in ops] == ["pil.crop"]
-        if "lazy_has_views" in fields or (is_here and not waits):
+        fields, calls = self.__dict__, before + ops
+        if ops and "lazy_was_file" in fields:  # what is made of its pixels may be much less
             source, calls = made_here(source, calls)
         recorded = LazyImage(source, calls, size or fields["_size"], mode or fields["_mode"])
-        if waits:  # for its own rows, or for those that a second view needs as well
-            fields["lazy_first"] = weakref.ref(recorded), threading.get_ident()
         if "info" in fields or (type(source) is PixelSource and "transparency" in source.image.info):
             recorded.__dict__["info"] = _info_after(ops, _copied_info(self), fields["_mode"])
         return recorded
 
     def recipe(self) -> tuple[Source, tuple[Op, ...]]:
-        """The source and the calls that a new handle begins with; a second sample's begins with finished pixels.
+        """The source and the calls that a new handle begins with.
 
-        Without a device, a second view of one sample makes the pixels, and the first one takes them too.
+        Without a device, the file is decoded here, and the image keeps its pixels. With one, an image that belongs to a
+        second sample does so, under the conditions of `keep_pixels`.
         """
-        fields, now = self.__dict__, uses.batches
+        fields = self.__dict__
         if "lazy_file" in fields:
             fields.pop("lazy_file").note_read()
-        if fields.get("lazy_used", now) != now:
-            fields.pop("lazy_first", None)
-            self.keep_pixels()
-        elif "lazy_used" in fields and settings.makes_pixels_here():
+        is_file = type(fields["lazy_source"]) is EncodedSource
+        if is_file and settings.makes_pixels_here():
             source, ops = made_here(*_source_and_ops(fields))
-            give_pixels(fields.pop("lazy_first", None), source, len(fields["lazy_ops"]) - len(ops))
-            fields.update({"lazy_source": source, "lazy_ops": ops, "lazy_has_views": True})
-        fields["lazy_used"] = now
+            fields.update({"lazy_source": source, "lazy_ops": ops, "lazy_was_file": True})
+        elif (is_file or fields["lazy_ops"]) and fields.setdefault("lazy_used", uses.batches) != uses.batches:
+            fields["lazy_used"] = uses.batches
+            self.keep_pixels()
         return _source_and_ops(fields)
 
     def keep_pixels(self) -> None:
@@ -305,9 +298,7 @@ class LazyImage(LazyPixels, metaclass=StockType):
     def as_tensor(self, op: Op, dtype: torch.dtype, *, as_tv_image: bool = False) -> LazyTensor | LazyTVImage:
         """The handle of the tensor [C, H, W] that a conversion makes of the image."""
         source, before = self.recipe()
-        made = (LazyTVImage if as_tv_image else LazyTensor)(source, (*before, op), self.lazy_shape, dtype)
-        self.__dict__["lazy_first"] = weakref.ref(made), threading.get_ident()  # the first view, for `recipe`
-        return made
+        return (LazyTVImage if as_tv_image else LazyTensor)(source, (*before, op), self.lazy_shape, dtype)
 
 
 for _kind in HANDLES:

@@ -1,7 +1,9 @@
 """Images that a dataset keeps in memory: a list of thumbnails, or a dict that fills up.
 
-Stock code has their pixels, and decodes none of them again. So here they are decoded once: when a pass over the dataset
-begins, which is before its workers start, or else in the process that uses them for a second sample.
+Stock code has their pixels, and decodes none of them again. So here they are decoded once. Without a device, the first
+call that is recorded on an image decodes it. With one, an image that is used for a second sample keeps its pixels, if
+they take less memory than its file. And what the program holds when a pass over a DataLoader begins is decoded before
+its workers start, so that they share the pixels.
 """
 
 from __future__ import annotations
@@ -9,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import weakref
 from types import CoroutineType, FrameType, FunctionType, GeneratorType, ModuleType
 from typing import Any
 
@@ -21,40 +22,25 @@ from torch_sink.image.core import settings, uses
 from torch_sink.image.core.fallback import executing, ledger
 from torch_sink.image.core.ops import VALUE_CALLS, replay
 from torch_sink.image.decode.source import EncodedSource, PixelSource, is_worth_keeping
-from torch_sink.image.handles.file import LazyJpegImageFile
-from torch_sink.image.handles.image import LazyImage, LazyPixels
+from torch_sink.image.handles.image import LazyPixels
 from torch_sink.image.handles.tensor import HANDLES
 
 # Types whose objects lead to everything in the process.
 _NOT_ENTERED = (type, ModuleType, GeneratorType, CoroutineType, FrameType, torch.Tensor)
 
-# By id, loaders of which a pass has begun; and those without workers that keep no images after a pass.
-_begun: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_keep_none: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
+def keep_held_images() -> None:
+    """Makes the pixels of the images that the program holds when a pass over a DataLoader begins.
 
-def keep_images_of(loader: Any) -> None:
-    """Makes the pixels of the images in a DataLoader's dataset that wait for them, when a pass begins.
-
-    A file that was neither used nor loaded is left alone: its `draft` may still be called. A dataset without images is
-    not searched at every pass: the annotations of a large one take seconds.
+    A file that was neither used nor loaded is left alone: its `draft` may still be called.
     """
-    is_first_pass = id(loader) not in _begun
-    _begun[id(loader)] = loader
-    if not uses.were_opened or id(loader) in _keep_none:
-        return
-    # Whether there are any: a look at all objects of the process costs less than a search.
-    are_none = {LazyImage, LazyJpegImageFile, *HANDLES}.isdisjoint(map(type, gc.get_objects()))
-    waiting = [] if are_none else [image for image in images_in(loader.dataset) if _waits(image)]
-    if not (waiting or is_first_pass or loader.num_workers):
-        _keep_none[id(loader)] = loader
-    for image in waiting:
+    kept = ledger.kept
+    for image in filter(_waits, uses.held()):
         if type(image) in HANDLES:
             _keep_tensor(image)
         else:
             image.keep_pixels()
-    uses.were_opened = bool(waiting)
-    if waiting:  # glibc holds on to the memory of the files while pixels lie among them
+    if ledger.kept > kept:  # glibc holds on to the memory of the files while pixels lie among them
         with contextlib.suppress(AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
-from PIL import Image
 from torchvision import tv_tensors
 from torchvision.tv_tensors import _torch_function_helpers as return_types
 
@@ -18,7 +16,7 @@ from torch_sink.image.core import settings, uses
 from torch_sink.image.core.arguments import is_scaled_bytes
 from torch_sink.image.core.fallback import executing, ledger, report_fallback
 from torch_sink.image.core.ops import PIXELS, Op, Recorder, replay
-from torch_sink.image.decode.source import EncodedSource, FinishedSource, Source, made_here, replayed
+from torch_sink.image.decode.source import EncodedSource, FinishedSource, Source, replayed
 from torch_sink.image.handles.lazy import Lazy, without_memory
 from torch_sink.image.handles.names import StockTensorType, named_as, stays, unpickled, written
 from torch_sink.image.operations import RECORDERS
@@ -49,6 +47,8 @@ class Handle(Lazy):
         fields = handle.__dict__
         fields["lazy_source"], fields["lazy_ops"] = source, ops
         fields["lazy_shape"], fields["lazy_dtype"] = shape, dtype
+        if type(source) is EncodedSource:
+            uses.note_of_file(handle)
         if ops and not ledger.has_recorded:
             ledger.note_recorded()
         return handle
@@ -145,6 +145,7 @@ class Handle(Lazy):
     def become_all(self, values: torch.Tensor) -> None:
         """Becomes a tensor of new values; the views of this handle become views of that tensor."""
         views, ops = self.lazy_views, self.lazy_ops
+        uses.forget(self)
         real = self.become(self._stock_type(values))
         for view in views:
             view.become_view(real, ops)
@@ -233,20 +234,6 @@ class LazyTVImage(Handle, tv_tensors.Image, metaclass=StockTensorType):
 
 
 HANDLES = (LazyTensor, LazyTVImage)
-
-
-def give_pixels(first: tuple[weakref.ref[Any], int] | None, source: Source, done: int) -> None:
-    """Gives the first view of an image, and its own first view, the pixels that `done` of its calls made of the file.
-
-    Only where the program holds the view, nobody read its values, and this thread made it: another may be reading it.
-    """
-    view: Any = first[0]() if first is not None and first[1] == threading.get_ident() else None
-    fields = vars(view) if isinstance(view, (Handle, Image.Image)) else {}
-    is_alone = not isinstance(view, Handle) or (view.lazy_base is None and not view.lazy_views)
-    if is_alone and isinstance(fields.get("lazy_source"), EncodedSource):
-        before = fields["lazy_ops"]
-        fields["lazy_source"], fields["lazy_ops"] = made_here(source, before[done:])
-        give_pixels(fields.pop("lazy_first", None), fields["lazy_source"], len(before) - len(fields["lazy_ops"]))
 
 
 def _is_last_of_its_memory(view: Any) -> bool:

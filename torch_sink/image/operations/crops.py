@@ -154,6 +154,10 @@ def _crop_image(image: Any, box: Any = None) -> Any:
     return image.record(Op("pil.crop", (inner,)), size=(right - left, lower - upper))
 
 
+def _crop_pillow(image: Any, top: Any, left: Any, height: Any, width: Any) -> Any:
+    return _crop_image(image, (left, top, left + width, top + height))
+
+
 def _center_crop(family: str, handle: Any, output_size: Any) -> Any:
     size, (_, height, width) = size_of(output_size), handle.lazy_shape
     if size is None:
@@ -198,6 +202,7 @@ Operation(
         **both("five_crop", _five_crop),
         **both("ten_crop", _ten_crop),
         "Image.crop": _crop_image,
+        "pil.crop": _crop_pillow,
         # torchvision's `center_crop` of Pillow images calls its own `pad`, which has no stand-in.
         "pil.center_crop": functools.partial(_center_crop, "pil"),
     },

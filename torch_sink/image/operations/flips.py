@@ -119,7 +119,11 @@ def _transpose(image: Any, method: Any) -> Any:
 Operation(
     "transpose",
     stock={"pil.transpose": lambda image, method: image.transpose(method)},
-    record={"Image.transpose": _transpose},
+    record={
+        "Image.transpose": _transpose,
+        "pil.hflip": lambda image: _transpose(image, Image.Transpose.FLIP_LEFT_RIGHT),
+        "pil.vflip": lambda image: _transpose(image, Image.Transpose.FLIP_TOP_BOTTOM),
+    },
     lower=_lower_transpose,
     examples=lambda a: of_method(a, "transpose", {method.name: (method,) for method in Image.Transpose}),
 )

@@ -48,6 +48,10 @@ def _resize_image(
     return image.record(Op("pil.resize", (sides, int(filter_of(image, resample)))), size=sides)
 
 
+def _resize_pillow(image: Any, size: Any, interpolation: int = Image.Resampling.BILINEAR) -> Any:
+    return _resize_image(image, size[::-1], interpolation) if isinstance(size, (list, tuple)) else NotImplemented
+
+
 def filter_of(image: Any, resample: int) -> int:
     """The filter that Pillow uses: no color lies between two numbers of colors."""
     return Image.Resampling.NEAREST if image.mode == "P" else resample
@@ -242,7 +246,8 @@ Operation(
     },
     record={
         "v1.resize": _resize_v1, "v2.resize": _resize_v2, "v2.resized_crop": _resized_crop,
-        "Image.resize": _resize_image, "pil.resized_crop": functools.partial(_resized_crop_image, _FILTERS_BY_MODE),
+        "Image.resize": _resize_image, "pil.resize": _resize_pillow,
+        "pil.resized_crop": functools.partial(_resized_crop_image, _FILTERS_BY_MODE),
         "pil.resized_crop_v2": functools.partial(_resized_crop_image, FILTERS_BY_NAME),
     },
     lower={"pil.resize": _lower_image, "v1.resize": _lower_floats, "v2.resize": _lower_bytes},

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from torch_sink.image.core.arguments import color_of
 from torch_sink.image.core.examples import Arguments, Example, of_method
 from torch_sink.image.core.lowering import LoweredImage, byte_fill
 from torch_sink.image.core.ops import Op, Operation
@@ -18,9 +19,11 @@ from torch_sink.image.operations.resize import filter_of
 from torch_sink.image.operations.resize_tables import nearest_table
 from torch_sink.triton_kernels.rows import Kind
 
+_NEAREST = int(Image.Resampling.NEAREST)
 _FILTERS = (Image.Resampling.NEAREST, Image.Resampling.BILINEAR, Image.Resampling.BICUBIC)
 # The coefficients of the two methods that record.
 _COEFFICIENTS = {Image.Transform.AFFINE: 6, Image.Transform.PERSPECTIVE: 8}
+_AFFINE = int(Image.Transform.AFFINE)
 
 
 def _transform(
@@ -34,20 +37,49 @@ def _transform(
     fills = fillcolor if isinstance(fillcolor, tuple) else (0,) * channels if fillcolor is None else (fillcolor,)
     if len(fills) != channels or not all(isinstance(value, int) for value in fills):
         return NotImplemented
+    return _recorded(image, size, method, data, resample, fillcolor)
+
+
+def _recorded(image: Any, size: Any, method: int, data: Any, resample: int, fill: Any) -> Any:
+    """`_transform`, with a fill that it has looked at."""
     (width, height), resample = size, filter_of(image, resample)
     data = tuple(map(float, data))
-    if resample not in _FILTERS or len(data) < _COEFFICIENTS[method] or not all(map(math.isfinite, data)):
+    is_whole = len(data) >= _COEFFICIENTS[Image.Transform(method)] and all(map(math.isfinite, data))
+    if resample not in _FILTERS or not is_whole:
         return NotImplemented
-    is_nearest = method == Image.Transform.AFFINE and resample == Image.Resampling.NEAREST
+    is_nearest = method == _AFFINE and resample == _NEAREST
     if min(width, height) <= 0 or (is_nearest and not _fits_16_bits(data, width, height)):
         return NotImplemented
-    op = Op("pil.transform", ((width, height), int(method), data, int(resample), fillcolor))
+    op = Op("pil.transform", ((width, height), int(method), data, int(resample), fill))
     return image.record(op, size=(width, height))
+
+
+def _affine(image: Any, matrix: Any, interpolation: int = Image.Resampling.NEAREST, fill: Any = None) -> Any:
+    color = color_of(fill, image.lazy_shape[0])
+    if color is None:
+        return NotImplemented
+    return _recorded(image, image.size, _AFFINE, matrix, interpolation, color)
+
+
+def _rotate(
+    image: Any, angle: float, interpolation: int = Image.Resampling.NEAREST, expand: Any = False, center: Any = None,
+    fill: Any = None,
+) -> Any:  # fmt: skip
+    """Records a turn around the middle, of the matrix that `Image.rotate` makes; it makes that of others itself."""
+    if center is not None or expand or not angle % 90:
+        return NotImplemented
+    turn, (x, y) = -math.radians(angle % 360.0), (image.size[0] / 2, image.size[1] / 2)
+    cos, sin = round(math.cos(turn), 15), round(math.sin(turn), 15)
+    matrix = cos, sin, cos * -x + sin * -y + 0.0 + x, -sin, cos, -sin * -x + cos * -y + 0.0 + y
+    return _affine(image, matrix, interpolation, fill)
 
 
 def _fits_16_bits(data: Sequence[float], width: int, height: int) -> bool:
     """True where Pillow uses 16.16 integers; positions of corners that do not fit make it add up floats."""
-    rows = (data[:3], data[3:6]) if data[1] or data[3] else ()
+    a, b, c, d, e, f = data[:6]
+    if max(width * abs(a) + height * abs(b) + abs(c), width * abs(d) + height * abs(e) + abs(f)) < 32768.0:
+        return True
+    rows = ((a, b, c), (d, e, f)) if b or d else ()
     return all(
         max(abs(c), abs(width * a + c), abs(height * b + c), abs(width * a + height * b + c)) < 32768.0
         for a, b, c in rows
@@ -104,7 +136,7 @@ Operation(
             size, Image.Transform(method), data, resample, fillcolor=fill
         )
     },
-    record={"Image.transform": _transform},
+    record={"Image.transform": _transform, "pil.affine": _affine, "pil.rotate": _rotate},
     lower=_lower,
     examples=_examples,
 )
