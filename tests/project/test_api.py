@@ -19,7 +19,7 @@ pytestmark = pytest.mark.once
 PAGE = Path(torch_sink.__file__).resolve().parents[1] / "docs" / "api.md"
 # Class -> public members that the reference leaves out, and who calls them instead.
 FOR_THE_LOOP = (
-    "epoch give_back number_next_pass paused position rehearsal start_over static_batches wait_for_loader whole_pass"
+    "epoch give_back number_next_pass paused position rehearsal start_over static_batches set_aside whole_pass"
 )
 LEFT_OUT = {
     "SinkLoader": set(FOR_THE_LOOP.split()),

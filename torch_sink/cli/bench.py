@@ -148,7 +148,7 @@ def report_of(found: dict[str, Any]) -> Report:
         about.append(f"{photographs['count']} {kind}, {photographs['mean_bytes'] / 1e3:.0f} kB on average")
     (in_a_worker, costs), (end_to_end, speeds) = _charts(found).items()
     cost = found["worker_cost"][loader["pipeline"]]
-    verdict = _verdict(found, cost)
+    conclusion = _conclusion(found, cost)
     equal = [(pipeline, _EQUAL[is_same]) for pipeline, is_same in found["equal"].items()]
     parts = [
         bars(in_a_worker, "ms", costs, digits=3),
@@ -160,10 +160,10 @@ def report_of(found: dict[str, Any]) -> Report:
         parts.append(lines_of("Files", found["files"]))
     if found["not_recorded"]:
         parts.insert(0, lines_of("Not recorded", found["not_recorded"]))
-    return Report(TITLE, about, verdict, parts)
+    return Report(TITLE, about, conclusion, parts)
 
 
-def _verdict(found: dict[str, Any], cost: dict[str, Any]) -> str:
+def _conclusion(found: dict[str, Any], cost: dict[str, Any]) -> str:
     if found["not_recorded"][:1] in ([NOTHING_RECORDED], [NO_IMAGES]):
         return said_of_none(found["not_recorded"])
     loader, gpu, ratio = found["loader"], found["machine"]["gpu"], cost["ratio"]

@@ -207,7 +207,7 @@ def report_of(found: Explained) -> Report:
     ]
     parts = [lines_of("Files", said_of_files(found.files))] if found.files is not None else []
     parts += [_recorded_part(found), _launches_part(found), _fallbacks_part(found), _worker_part(found)]
-    return Report(f"Pipeline {found.name}", about, _verdict(found), parts)
+    return Report(f"Pipeline {found.name}", about, _conclusion(found), parts)
 
 
 def _some(lines: list[str]) -> list[str]:
@@ -279,7 +279,7 @@ def _worker_part(found: Explained) -> Table:
     return lines_of(f"A data worker, measured here ({cpu_name()})", lines)
 
 
-def _verdict(found: Explained) -> str:
+def _conclusion(found: Explained) -> str:
     """Sentences that say what the workers reach, what helps, and whether the image backend pays."""
     most = f"The workers make {found.images_per_second:,.0f} images a second at most."
     if not (found.batches or found.fallbacks):
@@ -293,7 +293,7 @@ def _verdict(found: Explained) -> str:
 
 
 def said_of_none(origins: Sequence[str]) -> str:
-    """The verdict on a pipeline of which nothing is recorded."""
+    """The conclusion on a pipeline of which nothing is recorded."""
     why = [line for line in origins[1:] if line[0] not in " -"]
     how = f" Images have to come from Pillow or torchvision.io: {OPEN}." if len(why) < len(origins) - 1 else ""
     said = "".join(f" {line}." for line in why)

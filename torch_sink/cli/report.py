@@ -39,18 +39,18 @@ def bars(title: str, head: str, values: dict[str, float], *, digits: int = 0, no
 
 
 class Report(NamedTuple):
-    """A title, lines about the subject, the verdict, and tables."""
+    """A title, lines about the subject, the conclusion, and tables."""
 
     title: str
     about: Sequence[str]
-    verdict: str
+    conclusion: str
     parts: Sequence[Table]
 
     def as_text(self) -> str:
         """Format the report for a terminal."""
         head = "\n".join([self.title, *(f"  {line}" for line in self.about)])
         parts = ["\n".join([part.title, part.as_text(), *_wrapped(part.note)]) for part in self.parts]
-        return "\n\n".join([head, *parts, textwrap.fill(self.verdict, _COLUMNS)])
+        return "\n\n".join([head, *parts, textwrap.fill(self.conclusion, _COLUMNS)])
 
 
 def _wrapped(text: str) -> list[str]:

@@ -155,17 +155,17 @@ class TrainingRun:
 
     def _sink(self, iterator: Iterator[Any], batch: Any) -> None:
         state, progress, engine = self._state, self._state.progress, self._engine
-        planned = self._plan_sink()
+        updates = self._plan_sink()
         if self._callbacks:
-            self._begin_sink(batch, planned)
-        began, executed, updates = state.step_count, 0, self._updates_of(planned)
+            self._begin_sink(batch, len(updates))
+        began, executed = state.step_count, 0
         engine.begin(updates)
         try:
             while batch is not _END:
                 self._step(batch, last=updates[executed])
                 progress.window = 0 if updates[executed] else progress.window + 1
                 executed += 1
-                if executed == planned or (self._signals and not state.ranks.many):
+                if executed == len(updates) or (self._signals and not state.ranks.many):
                     break
                 batch = self._fetch(iterator)
         except Exception:
@@ -240,24 +240,20 @@ class TrainingRun:
 
     # How long sinks are, and where updates are due.
 
-    def _plan_sink(self) -> int:
-        """The number of steps of the next sink."""
-        progress, step_count = self._state.progress, self._state.step_count
-        bounds = [self._longest_sink, self._remaining() or None]
+    def _plan_sink(self) -> list[bool]:
+        """For each step of the next sink, whether an update follows: after each k-th, and after the epoch's last."""
+        state, progress, left = self._state, self._state.progress, self._remaining()
+        bounds = [self._longest_sink, left or None]
         if self._max_steps is not None:
             bounds.append(self._max_steps - progress.steps)
-        bounds += [callback.steps_to_boundary(step_count) for callback in self._callbacks]
-        return max(1, min(bound for bound in bounds if bound is not None))
-
-    def _updates_of(self, steps: int) -> list[bool]:
-        """For each of the epoch's next steps, whether an update follows: after every k-th one, and after the last."""
-        if self._state.accumulate == 1:
+        bounds += [callback.steps_to_boundary(state.step_count) for callback in self._callbacks]
+        steps = max(1, min(bound for bound in bounds if bound is not None))
+        if state.accumulate == 1:
             return [True] * steps
-        accumulate, window, left = self._state.accumulate, self._state.progress.window, self._remaining()
-        updates = []
+        updates, window = [], progress.window
         for step in range(1, steps + 1):
             window += 1
-            updates.append(window == accumulate or step == left)
+            updates.append(window == state.accumulate or step == left)
             window = 0 if updates[-1] else window
         return updates
 

@@ -70,7 +70,7 @@ class KeptLoaders:
             sink = SinkLoader(loader, device=self._device)
         try:
             yield sink
-            if sink.wait_for_loader():
+            if sink.set_aside():
                 self._find(loader).sinks.append(sink)
             else:
                 sink.close()

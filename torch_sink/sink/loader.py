@@ -309,19 +309,19 @@ class SinkLoader(Generic[Batch]):
         self._traversal.load_state_dict(state_dict)
 
     @host_sync_allowed()
-    def wait_for_loader(self) -> bool:
+    def set_aside(self) -> bool:
         """Stops thread and workers and drops the loader, but keeps slots and slabs. Whether it can `start_over`."""
         if self._life.ended is not None or not self._resuming.can_start_over:
             return False
         self._traversal.start_over()
         self._opener.close()
         self._slots.start_over()
-        self._waiting_for, self._opener.loader = reference(self._opener.loader), None
+        self._loader_aside, self._opener.loader = reference(self._opener.loader), None
         return True
 
     def start_over(self) -> bool:
-        """Makes it as new after `wait_for_loader`. Whether that worked: the loader may be gone or changed by now."""
-        self._opener.loader = self._waiting_for()
+        """Makes it as new after `set_aside`. Whether that worked: the loader may be gone or changed by now."""
+        self._opener.loader = self._loader_aside()
         return self._life.ended is None and self._opener.is_as_it_was()
 
     def close(self) -> None:
