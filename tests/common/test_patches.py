@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,8 +20,6 @@ from torchvision import datasets, transforms
 
 import torch_sink
 from torch_sink.common.patches import Patches
-from torch_sink.worker import prepare
-from torch_sink.worker.prepare import wait_for_senders
 
 pytestmark = pytest.mark.halved
 
@@ -185,23 +180,3 @@ def test_a_timeline_that_cannot_be_written_loses_nothing(
     assert "No space left" in caplog.text
     with pytest.raises(ZeroDivisionError), torch_sink.timeline(tmp_path / "again.html"):
         _ = 1 / 0
-
-
-def test_nobody_waits_for_batches_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The threads that send them stand still in a full pipe, one of them for the other, as they share its lock."""
-    queues = [multiprocessing.Queue() for _ in range(3)]
-    queues[1]._wlock = queues[0]._wlock  # type: ignore[attr-defined]
-    for queue in queues:
-        queue.cancel_join_thread()
-        queue.put(bytes(1 << 21))
-    looks = itertools.count()  # each a moment of 10 ms, on a clock that a busy machine does not slow down
-    monkeypatch.setattr(prepare, "time", SimpleNamespace(monotonic=lambda: 0.01 * next(looks)))
-    wait_for_senders()
-    waited = 0.01 * next(looks)
-    with ThreadPoolExecutor(len(queues)) as pool:  # the threads take the lock in any order
-        for got in [pool.submit(queue.get, timeout=60) for queue in queues]:
-            got.result()
-    for queue in queues:
-        queue.close()
-        queue._thread.join()  # type: ignore[attr-defined]
-    assert waited < 0.9

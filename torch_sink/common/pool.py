@@ -20,6 +20,7 @@ A process that was forked while a batch was alive may read it as long as it live
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 import mmap
@@ -28,6 +29,7 @@ import select
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from multiprocessing import reduction
 from typing import Any
 
@@ -114,7 +116,7 @@ class Pool(Offer):
         self.changes = 0  # of what `slabs` returns
         self.is_known_to_be_full = False
         self._pid = os.getpid()
-        weakref.finalize(self, _close, fd, self._pid, self._map, self.table_bytes, self._released)
+        weakref.finalize(self, _close, fd, self._pid, self._map, self.table_bytes, self._released).atexit = False
         _pools[self.number] = self
 
     @property
@@ -140,11 +142,10 @@ class Pool(Offer):
             self._settle()
         parts = []
         for row in rows:
-            offset, lease = self._numbers[worker, row, OFFSET], Lease()
+            offset, lease = self._numbers[worker, row, OFFSET], Lease(functools.partial(self._release, worker, row))
             self._received[worker][row] += 1
             if self._places.get(offset) != self._numbers[worker, row, BYTES]:
                 self._note_place(offset, self._numbers[worker, row, BYTES])
-            weakref.finalize(lease, self._release, worker, row, lease.children).atexit = False
             parts.append((self.memory, offset, lease))
         return _unpickled(data, parts)
 
@@ -166,7 +167,7 @@ class Pool(Offer):
                 return
             try:
                 worker, row, children = self._released.popleft()
-                if any(child.lives() for child in children):
+                if children and any(child.lives() for child in children):
                     self._released.append((worker, row, children))
                 else:
                     self._numbers[worker, row, RELEASED] += 1
@@ -203,15 +204,23 @@ def _close(fd: int, pid: int, mapped: mmap.mmap, begin: int, released: deque[tup
 class Lease:
     """The use of a slab by one batch, whose tensors keep this object.
 
+    Args:
+        release: called with the children when the lease ends.
+
     Attributes:
         children: those that were forked while it lived, and may read the batch.
         is_withdrawn: the batch travels in another way.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, release: Callable[[list[_Children]], object] | None = None) -> None:
         self.children: list[_Children] = []
-        self.is_withdrawn = False
-        _leases[id(self)] = self
+        self.is_withdrawn, self._release = False, release
+        _leases[id(self)] = weakref.ref(self)
+
+    def __del__(self) -> None:  # `weakref.finalize` takes several times as long
+        _leases.pop(id(self), None)
+        if self._release is not None:
+            self._release(self.children)
 
 
 class Memory(numpy.ndarray[Any, Any]):
@@ -245,14 +254,14 @@ class _Children:
         os.close(self._writer)
 
 
-_leases: weakref.WeakValueDictionary[int, Lease] = weakref.WeakValueDictionary()
+_leases: dict[int, weakref.ref[Lease]] = {}
 _forked: _Children | None = None  # during a fork
 _inherited: list[_Children] = []  # in a child: keeps the ends open
 
 
 def _before_fork() -> None:
     global _forked
-    leases = [lease for known in _leases.valuerefs() if (lease := known()) is not None]
+    leases = [lease for known in list(_leases.values()) if (lease := known()) is not None]
     _forked = _Children() if leases else None
     for lease in leases:
         lease.children.append(_forked)  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import functools
+import copyreg
 import io
 import mmap
 import os
@@ -66,6 +66,14 @@ class _Slab:
         self.lease, self.children, self.turn = weakref.ref(lease), lease.children, turn
 
 
+class _Reducers(dict[type, Callable[[Any], Any]]):
+    """How objects of each class are pickled; of the others, as `ForkingPickler` does."""
+
+    def __missing__(self, kind: type) -> Any:
+        found = reduction.ForkingPickler._extra_reducers.get(kind)  # type: ignore[attr-defined]
+        return copyreg.dispatch_table[kind] if found is None else found
+
+
 class Writer:
     """A worker's view of its slabs. One thread of the worker collates, others may too, another one sends.
 
@@ -76,12 +84,13 @@ class Writer:
     Attributes:
         takes_all: all tensors of a batch may lie in slabs, and small ones that share memory travel by value too; else
             what asks for `allocate`.
-        by_value: classes of tensors that travel in the message if they are small.
     """
 
     def __init__(self, pool: Offer | None, worker: int) -> None:
         self.worker, self.takes_all = worker, False
-        self.by_value: tuple[Any, ...] = ()
+        self._reducers = _Reducers({torch.Tensor: self._reduce})
+        self._rows: dict[int, Lease] = {}  # of the slabs in the message that is being pickled
+        self._copies: dict[int, tuple[int, bytes]] = {}  # tensors in it, by address: number and values
         self._lock = threading.Lock()
         self._slabs: dict[int, _Slab] = {}  # by row
         self._address = 0  # of this worker's part of the file
@@ -89,9 +98,11 @@ class Writer:
         self._slab: _Slab | None = None  # the one that it is written to
         self._used = self._asked = self._expected = self._largest = self._turn = 0
         self._lacks = ""  # what the training process is to be told, once
-        self.pool = pool if pool is None or worker < pool.workers else None
-        if self.pool is not None:
-            self._map(self.pool)
+        self.pool: Offer | None = None
+        if pool is not None and worker < pool.workers:
+            with contextlib.suppress(OSError):  # there are no addresses for it
+                self._map(pool)
+                self.pool = pool
 
     def _map(self, pool: Offer) -> None:
         """Maps the table and this worker's part of the file, and takes over the slabs of an earlier worker."""
@@ -249,34 +260,40 @@ class Writer:
     # --- messages
 
     def message(self, batch: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Pickles the batch, as a function and its arguments.
+        """Pickles the batch, as a function and its arguments; called by the thread that sends.
 
         A tensor in a slab is sent as its place there, another small one, such as labels, by value.
         """
-        rows: list[int] = []
-        reduce = functools.partial(self._reduce, rows, {})
         written = io.BytesIO()
-        pickler: Any = reduction.ForkingPickler(written)
-        pickler.dispatch_table.update(dict.fromkeys((torch.Tensor, *self.by_value), reduce))
-        pickler.dump(batch)
-        for row in rows:
-            self._numbers[row, SENT] += 1
+        pickler: Any = pickle.Pickler(written, pickle.HIGHEST_PROTOCOL)
+        pickler.dispatch_table = self._reducers
+        try:
+            pickler.dump(batch)
+            rows = tuple(self._rows)
+            for row in rows:
+                self._numbers[row, SENT] += 1
+        finally:
+            self._rows, self._copies = {}, {}
         if self.pool is None:
             return receive_alone, (written.getvalue(),)
-        return receive, (self.pool.number, self.pool.generation, self.worker, tuple(rows), written.getvalue())
+        return receive, (self.pool.number, self.pool.generation, self.worker, rows, written.getvalue())
 
-    def _reduce(self, rows: list[int], copies: dict[int, tuple[int, bytes]], tensor: torch.Tensor) -> Any:
+    def sends_by_value(self, *kinds: type) -> None:
+        """From now on, tensors of these classes travel in the message if they are small."""
+        self._reducers.update(dict.fromkeys(kinds, self._reduce))
+
+    def _reduce(self, tensor: torch.Tensor) -> Any:
         kind: Any = type(tensor)
         if kind is torch.Tensor:
-            return self._sent(rows, copies, tensor) or reductions.reduce_tensor(tensor)
+            return self._sent(tensor) or reductions.reduce_tensor(tensor)
         with torch._C.DisableTorchFunctionSubclass():
-            sent = self._sent(rows, copies, tensor)
+            sent = self._sent(tensor)
         if sent is None:
             return tensor.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
         state = torch._utils._get_obj_state(tensor)  # type: ignore[no-untyped-call]
         return torch._tensor._rebuild_from_type_v2, (sent[0], kind, sent[1], state)
 
-    def _sent(self, rows: list[int], copies: dict[int, tuple[int, bytes]], tensor: torch.Tensor) -> Any:
+    def _sent(self, tensor: torch.Tensor) -> Any:
         """The function and its arguments that make the tensor; None for one that is sent in torch's way."""
         is_ordinary = tensor.device.type == "cpu" and tensor.layout is torch.strided
         is_ordinary = is_ordinary and not (tensor.is_nested or tensor.is_quantized)
@@ -284,19 +301,21 @@ class Writer:
             return None
         storage = tensor.untyped_storage()
         address, layout = storage.data_ptr(), (tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
-        if (slab := self._find(address)) is not None:
-            if slab.row not in rows:
-                rows.append(slab.row)
+        slab = self._find(address)
+        lease = None if slab is None else slab.lease()
+        # Another thread may be sending the batch elsewhere, which moves it: its lease is held until it is counted.
+        if slab is not None and lease is not None and storage.data_ptr() == address:
+            self._rows.setdefault(slab.row, lease)
             begin = address - self._address - slab.begin
-            return tensor_at, (rows.index(slab.row), begin, storage.nbytes(), *layout, tensor.dtype)
+            return tensor_at, (list(self._rows).index(slab.row), begin, storage.nbytes(), *layout, tensor.dtype)
         if not 0 < storage.nbytes() <= MOST_BYTES_IN_MESSAGE or storage.is_shared():
             return None
         if not (self.takes_all or _is_alone(tensor, storage)):
             return None
-        if address not in copies:
+        if address not in self._copies:
             values = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)  # type: ignore[call-overload]
-            copies[address] = len(copies), values.numpy().tobytes()
-        return tensor_of, (*copies[address], *layout, tensor.dtype)
+            self._copies[address] = len(self._copies), values.numpy().tobytes()
+        return tensor_of, (*self._copies[address], *layout, tensor.dtype)
 
     def _find(self, address: int) -> _Slab | None:
         """The slab that holds an address, if its batch is to travel in it."""

@@ -207,7 +207,7 @@ class RecordingWorker:
         ledger.open(given.report, given.strict)
         collate.finish = functools.partial(_made_here, makes_pixels=given.executes_at_once)
         collate.reporters.append(ledger.tell)
-        collate.begin_writing().by_value = TV_TENSORS
+        collate.begin_writing().sends_by_value(*TV_TENSORS)
 
 
 def _settings_of_thread(active: Settings | None) -> Settings:
