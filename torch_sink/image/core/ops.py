@@ -154,10 +154,9 @@ class Operation:
         else:
             PIXEL_CALLS.update(LOWER.keys() & self.stock.keys())
         for name, recorder in self.record.items():
-            if name in RECORDERS:
-                raise ValueError(f"{name} is recorded twice")
             has_family = isinstance(name, str) and name.startswith(("v1.", "v2."))
-            RECORDERS[name] = if_it_fits(functools.partial(recorder, name[:2]) if has_family else recorder)
+            call = functools.partial(recorder, name[:2]) if has_family else recorder
+            recorded(name, of="an operation")(if_it_fits(call))
         TAKE_PALETTES.update(self.record if self.takes_palettes else ())
 
 
@@ -168,9 +167,32 @@ LOWER: dict[str, Lower] = {}
 # Names of the calls of operations with `is_value`, and of the others that are lowered to atoms.
 VALUE_CALLS: set[str] = set()
 PIXEL_CALLS: set[str] = set()
-# {what a recorder stands in for, as in `Operation.record`: the recorder}; those that take palette images.
+# All that is recorded. Of operations: {what a recorder stands in for, as in `Operation.record`: the recorder}. Of each
+# class of lazy tensors: {function of torch: the recorder}.
 RECORDERS: dict[Any, Recorder] = {}
+RECORDERS_OF: dict[str, dict[Any, Recorder]] = {
+    "an operation": RECORDERS, **{kind: {} for kind in ("an image", "a batch", "a view in AugMix", "a sum in AugMix")}
+}  # fmt: skip
+# Those of operations that take palette images.
 TAKE_PALETTES: set[Any] = set()
+
+
+def recorded(*names: Any, of: str) -> Callable[[Recorder], Recorder]:
+    """Registers a recorder in the table of `RECORDERS_OF` with that name.
+
+    Raises:
+        ValueError: one of the calls has a recorder.
+    """
+    table = RECORDERS_OF[of]
+
+    def register(recorder: Recorder) -> Recorder:
+        for name in names:
+            if name in table:
+                raise ValueError(f"{name} of {of} is recorded twice")
+            table[name] = recorder
+        return recorder
+
+    return register
 
 
 def if_it_fits(function: Recorder) -> Recorder:

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torchvision.tv_tensors import _torch_function_helpers as return_types
 
-from torch_sink.image.core.ops import Op, TensorArgument
+from torch_sink.image.core.ops import RECORDERS_OF, Op, TensorArgument, if_it_fits, recorded
 from torch_sink.image.handles.lazy import without_memory
 from torch_sink.image.handles.names import named_as
-from torch_sink.image.handles.tensor import HANDLES, RECORDED, LazyTensor, LazyTVImage, recorded
+from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
 
 # True inside `AugMix.forward`; elsewhere a view shares memory with its image, which these handles do not.
 _inside: ContextVar[bool] = ContextVar("inside AugMix", default=False)
@@ -63,31 +63,41 @@ class _Sum(LazyTensor):
         return tensor.view(self.lazy_shape)
 
 
-@recorded(torch.Tensor.view)
-@recorded(torch.Tensor.reshape)
-def _view(handle: Any, *sizes: Any, **kwargs: Any) -> Any:
-    """The first step, an image as a batch of one; and the last but one, the sum as an image."""
-    sizes = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (list, tuple)) else sizes
-    if not _inside.get() or not handle.is_recording or kwargs:
+BatchOfOne.calls, _Sum.calls = RECORDERS_OF["a view in AugMix"], RECORDERS_OF["a sum in AugMix"]
+_VIEWS = torch.Tensor.view, torch.Tensor.reshape
+
+
+def _sizes_of(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(arguments[0]) if len(arguments) == 1 and isinstance(arguments[0], (list, tuple)) else arguments
+
+
+@recorded(*_VIEWS, of="an image")
+@if_it_fits
+def _as_batch(image: Any, *sizes: Any) -> Any:
+    """The first step, an image as a batch of one."""
+    if not _inside.get() or type(image) not in HANDLES or not image.is_recording or image.lazy_dtype != torch.uint8:
         return NotImplemented
-    if type(handle) is _Sum and sizes == tuple(handle.lazy_shape)[1:]:
-        return _Sum(handle.lazy_source, handle.lazy_ops, sizes, torch.float32)
-    keeps_type = type(handle) is LazyTVImage and return_types._must_return_subclass()
-    is_image = type(handle) in HANDLES and handle.lazy_dtype == torch.uint8 and not keeps_type
-    if not is_image or sizes != (1, *handle.lazy_shape):
+    keeps_type = type(image) is LazyTVImage and return_types._must_return_subclass()
+    if keeps_type or _sizes_of(sizes) != (1, *image.lazy_shape):
         return NotImplemented
-    return BatchOfOne(handle.lazy_source, handle.lazy_ops, handle.lazy_shape, handle.lazy_dtype)
+    return BatchOfOne(image.lazy_source, image.lazy_ops, image.lazy_shape, image.lazy_dtype)
 
 
-_multiply, _add_constant, _convert = (RECORDED[each] for each in (torch.Tensor.mul, torch.Tensor.add_, torch.Tensor.to))
+@recorded(*_VIEWS, of="a sum in AugMix")
+@if_it_fits
+def _as_image(total: Any, *sizes: Any) -> Any:
+    """The last step but one, the sum as an image."""
+    sizes = _sizes_of(sizes)
+    if not _inside.get() or not total.is_recording or sizes != tuple(total.lazy_shape)[1:]:
+        return NotImplemented
+    return _Sum(total.lazy_source, total.lazy_ops, sizes, torch.float32)
 
 
-@recorded(torch.Tensor.mul)
-def _weigh(weight: Any, batch: Any = None, *args: Any, **kwargs: Any) -> Any:
+@recorded(torch.Tensor.mul, of="a view in AugMix")
+@if_it_fits
+def _weigh(weight: Any, batch: Any = None) -> Any:
     """A weight, float32 [1, 1, 1, 1], times the image or the result of a chain."""
-    if type(batch) is not BatchOfOne:
-        return _multiply(weight, batch, *args, **kwargs)
-    if not batch.is_recording or type(weight) is not torch.Tensor:
+    if type(batch) is not BatchOfOne or not batch.is_recording or type(weight) is not torch.Tensor:
         return NotImplemented
     if weight.shape != (1, 1, 1, 1) or weight.dtype != torch.float32 or weight.requires_grad:
         return NotImplemented
@@ -98,12 +108,11 @@ def _weigh(weight: Any, batch: Any = None, *args: Any, **kwargs: Any) -> Any:
     return _Sum(batch.lazy_source, ops, (1, *batch.lazy_shape), torch.float32)
 
 
-@recorded(torch.Tensor.add_)
-def _add(total: Any, other: Any = None, *args: Any, **kwargs: Any) -> Any:
+@recorded(torch.Tensor.add_, of="a sum in AugMix")
+@if_it_fits
+def _add(total: Any, other: Any = None) -> Any:
     """Adds the weighted result of a chain to what began as the weighted image, in place."""
-    if type(total) is not _Sum:
-        return _add_constant(total, other, *args, **kwargs)
-    if type(other) is not _Sum or args or kwargs or total.lazy_source is not other.lazy_source:
+    if type(total) is not _Sum or type(other) is not _Sum or total.lazy_source is not other.lazy_source:
         return NotImplemented
     *image, (_, (terms, _)) = total.lazy_ops
     *result, (_, (added, _)) = other.lazy_ops
@@ -117,13 +126,11 @@ def _add(total: Any, other: Any = None, *args: Any, **kwargs: Any) -> Any:
     return total
 
 
-@recorded(torch.Tensor.to)
-def _to(total: Any, *args: Any, **kwargs: Any) -> Any:
+@recorded(torch.Tensor.to, of="a sum in AugMix")
+@if_it_fits
+def _to(total: Any, dtype: Any = None) -> Any:
     """The sum in the type of the image: what AugMix returns."""
-    if type(total) is not _Sum:
-        return _convert(total, *args, **kwargs)
-    dtype = kwargs.get("dtype")
-    if not total.is_recording or args or len(kwargs) != 1 or total.ndim != 3:
+    if not total.is_recording or total.ndim != 3:
         return NotImplemented
     *image, (_, (terms, _)) = total.lazy_ops
     # What is no byte when it is cut off becomes another one on another machine.
