@@ -117,9 +117,9 @@ class Operation:
         is_value: it makes one value of each, behind a conversion to a tensor: a table of 256 values holds it.
         moves: on floats it moves pixels and writes no new values, so that it may come before a table of values.
         changes_layout: of a call: of a contiguous tensor it may make one that is not.
-        clamps: of a call: floats lie in [0, 1] behind it.
-        leaves_range: of a call: floats may lie anywhere behind it.
-        overshoots: of a call: floats may leave [0, 1] by what a bicubic filter adds.
+        clamps: of a call: its floats lie in [0, 1].
+        leaves_range: of a call: its floats may lie outside of [0, 1].
+        overshoots: of a call: its floats may leave [0, 1] by what a bicubic filter adds.
         loses_info: of a call: a Pillow image loses its `info`.
         result: of a call: the type of tensor that it makes where it decides that, else None.
     """
@@ -215,11 +215,6 @@ def if_it_fits(function: Recorder) -> Recorder:
 
 
 _ANY = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
-
-
-def recorder(name: Any) -> Recorder:
-    """What records calls of `name`, a key of `RECORDERS`, for arguments that are known to fit."""
-    return vars(RECORDERS[name])["__wrapped__"]  # type: ignore[no-any-return]
 
 
 def always(op: Op) -> bool:
