@@ -73,7 +73,7 @@ def _rows() -> Iterator[Row]:
     yield PIL.Image, "frombuffer", from_buffer
     yield PIL.Image.OPEN, "JPEG", lambda entry: (around(jpeg_factory)(entry[0]), *entry[1:])
     for name, call in OPERATORS.items():
-        if hasattr(torch.ops.image, name):  # as far as this build of torchvision has it; puts it where a row finds it
+        if hasattr(torch.ops.image, name):  # some builds of torchvision lack it; `hasattr` also loads it
             yield torch.ops.image, name, functools.partial(Operator, call=call)
     yield tv_tensors, "wrap", before(stand_ins.wrap)
     yield tv_tensors.Image, "__new__", before(stand_ins.new_image)

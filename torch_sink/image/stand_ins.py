@@ -24,7 +24,7 @@ from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 from torch_sink.image.core.fallback import MUTED, count_function_modes, executing, report_fallback
 from torch_sink.image.core.first_batch import note_array
 from torch_sink.image.core.ops import Recorder
-from torch_sink.image.handles.image import lazy_image
+from torch_sink.image.handles.image import LazyImage, lazy_image
 from torch_sink.image.handles.names import stock_type
 from torch_sink.image.handles.tensor import HANDLES, Handle, LazyTensor, LazyTVImage
 from torch_sink.image.operations import RECORDERS, TAKE_PALETTES
@@ -80,8 +80,10 @@ def _on_image(recorder: Recorder, palettes: bool, by_methods: bool = False) -> M
             if kind is Image.Image and MUTED.depth:
                 return stock(image, *args, **kwargs)
             is_pillow = issubclass(kind, Image.Image)
-            if is_pillow:
-                handle: Any = lazy_image(image, palettes=palettes)
+            if kind is LazyImage and image._im is None and (palettes or image._mode != "P"):
+                handle: Any = image  # as `lazy_image` says, without a call
+            elif is_pillow:
+                handle = lazy_image(image, palettes=palettes)
             else:
                 handle = image if kind in HANDLES and image.is_recording else None
             if handle is not None:
@@ -135,7 +137,7 @@ def on_tensor(name: str, recorder: Recorder | None, makes_pure: bool = False) ->
                 each = type(image) is LazyBatch and recorder is not None and name in EACH_ALONE
                 made = image.record_each(recorder, *args, **kwargs) if each else NotImplemented
                 return stock(image, *args, **kwargs) if made is NotImplemented else made
-            is_recording, ops, dtype = image.is_recording, image.lazy_ops, image.dtype
+            is_recording, ops = image.is_recording, image.lazy_ops
             if is_recording and recorder is not None:
                 made = recorder(image, *args, **kwargs)
                 if made is not NotImplemented:
@@ -143,6 +145,7 @@ def on_tensor(name: str, recorder: Recorder | None, makes_pure: bool = False) ->
                         return tuple(part.as_subclass(torch.Tensor) for part in made)
                     is_computed = type(made) is LazyTVImage and (made is not image or made.lazy_ops is not ops)
                     return made.as_subclass(torch.Tensor) if makes_pure and is_computed else made
+            dtype = image.dtype
             with executing():
                 # Wrong arguments raise here, and are no fallback.
                 result = stock(image.materialize(), *args, **kwargs)

@@ -13,7 +13,7 @@ from torchvision import transforms
 
 import torch_sink
 from torch_sink.image.core.examples import REFERENCES, Arguments, Example
-from torch_sink.image.core.ops import LOWER, Operation, Promise
+from torch_sink.image.core.ops import LOWER, RECORDERS_OF, Operation, Promise, recorded
 from torch_sink.image.operations import operations
 
 pytestmark = pytest.mark.halved
@@ -84,3 +84,11 @@ def test_an_operation_is_defined_once() -> None:
         Operation("again", stock={"v1.crop": lambda image: image})
     with pytest.raises(ValueError, match="recorded twice"):
         Operation("again", stock={}, record={"v1.crop": lambda family, handle: handle})
+
+
+@pytest.mark.parametrize("kind", RECORDERS_OF)
+def test_what_is_recorded_twice_raises(kind: str) -> None:
+    """Else the order of imports would decide which recorder runs."""
+    known = next(iter(RECORDERS_OF[kind]))
+    with pytest.raises(ValueError, match="recorded twice"):
+        recorded(known, of=kind)(lambda handle: handle)

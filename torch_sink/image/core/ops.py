@@ -117,9 +117,9 @@ class Operation:
         is_value: it makes one value of each, behind a conversion to a tensor: a table of 256 values holds it.
         moves: on floats it moves pixels and writes no new values, so that it may come before a table of values.
         changes_layout: of a call: of a contiguous tensor it may make one that is not.
-        clamps: of a call: floats lie in [0, 1] behind it.
-        leaves_range: of a call: floats may lie anywhere behind it.
-        overshoots: of a call: floats may leave [0, 1] by what a bicubic filter adds.
+        clamps: of a call: its floats lie in [0, 1].
+        leaves_range: of a call: its floats may lie outside of [0, 1].
+        overshoots: of a call: its floats may leave [0, 1] by what a bicubic filter adds.
         loses_info: of a call: a Pillow image loses its `info`.
         result: of a call: the type of tensor that it makes where it decides that, else None.
     """
@@ -154,10 +154,9 @@ class Operation:
         else:
             PIXEL_CALLS.update(LOWER.keys() & self.stock.keys())
         for name, recorder in self.record.items():
-            if name in RECORDERS:
-                raise ValueError(f"{name} is recorded twice")
             has_family = isinstance(name, str) and name.startswith(("v1.", "v2."))
-            RECORDERS[name] = if_it_fits(functools.partial(recorder, name[:2]) if has_family else recorder)
+            call = functools.partial(recorder, name[:2]) if has_family else recorder
+            recorded(name, of="an operation")(if_it_fits(call))
         TAKE_PALETTES.update(self.record if self.takes_palettes else ())
 
 
@@ -168,9 +167,32 @@ LOWER: dict[str, Lower] = {}
 # Names of the calls of operations with `is_value`, and of the others that are lowered to atoms.
 VALUE_CALLS: set[str] = set()
 PIXEL_CALLS: set[str] = set()
-# {what a recorder stands in for, as in `Operation.record`: the recorder}; those that take palette images.
+# All that is recorded. Of operations: {what a recorder stands in for, as in `Operation.record`: the recorder}. Of each
+# class of lazy tensors: {function of torch: the recorder}.
 RECORDERS: dict[Any, Recorder] = {}
+RECORDERS_OF: dict[str, dict[Any, Recorder]] = {
+    "an operation": RECORDERS, **{kind: {} for kind in ("an image", "a batch", "a view in AugMix", "a sum in AugMix")}
+}  # fmt: skip
+# Those of operations that take palette images.
 TAKE_PALETTES: set[Any] = set()
+
+
+def recorded(*names: Any, of: str) -> Callable[[Recorder], Recorder]:
+    """Registers a recorder in the table of `RECORDERS_OF` with that name.
+
+    Raises:
+        ValueError: one of the calls has a recorder.
+    """
+    table = RECORDERS_OF[of]
+
+    def register(recorder: Recorder) -> Recorder:
+        for name in names:
+            if name in table:
+                raise ValueError(f"{name} of {of} is recorded twice")
+            table[name] = recorder
+        return recorder
+
+    return register
 
 
 def if_it_fits(function: Recorder) -> Recorder:
@@ -193,11 +215,6 @@ def if_it_fits(function: Recorder) -> Recorder:
 
 
 _ANY = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
-
-
-def recorder(name: Any) -> Recorder:
-    """What records calls of `name`, a key of `RECORDERS`, for arguments that are known to fit."""
-    return vars(RECORDERS[name])["__wrapped__"]  # type: ignore[no-any-return]
 
 
 def always(op: Op) -> bool:

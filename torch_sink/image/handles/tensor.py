@@ -15,7 +15,7 @@ from torchvision.tv_tensors import _torch_function_helpers as return_types
 from torch_sink.image.core import settings, uses
 from torch_sink.image.core.arguments import is_scaled_bytes
 from torch_sink.image.core.fallback import executing, ledger, report_fallback
-from torch_sink.image.core.ops import PIXELS, Op, Recorder, replay
+from torch_sink.image.core.ops import PIXELS, RECORDERS_OF, Op, Recorder, recorded, replay
 from torch_sink.image.decode.source import EncodedSource, FinishedSource, Source, replayed
 from torch_sink.image.handles.lazy import Lazy, without_memory
 from torch_sink.image.handles.names import StockTensorType, named_as, stays, unpickled, written
@@ -266,7 +266,7 @@ def is_expanded(ops: Sequence[Op]) -> bool:
     return name == "grayscale_to_rgb" or (name == "rgb_to_grayscale" and ops[-1].args[0] == 3)
 
 
-def _on_handles(recorder: Recorder, keeps_type: bool) -> Recorder:
+def on_handles(recorder: Recorder, keeps_type: bool = False) -> Recorder:
     """Makes what records a call of torch on a handle, which is among its first two arguments.
 
     With `keeps_type` the function returns a `tv_tensors.Image` of one, also without `set_return_type("TVTensor")`.
@@ -287,21 +287,11 @@ def _on_handles(recorder: Recorder, keeps_type: bool) -> Recorder:
     return record
 
 
-RECORDED = Handle.calls = {
-    function: _on_handles(recorder, function in (torch.Tensor.to, torch.Tensor.clone, torch.Tensor.detach))
-    for function, recorder in RECORDERS.items()
-    if callable(function)
-}
-
-
-def recorded(func: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers a stand-in for one torch function on handles, in place of that of an operation."""
-
-    def register(stand_in: Callable[..., Any]) -> Callable[..., Any]:
-        RECORDED[func] = stand_in
-        return stand_in
-
-    return register
+Handle.calls = RECORDERS_OF["an image"]
+_KEEP_TYPE = torch.Tensor.clone, torch.Tensor.detach
+for _function, _recorder in RECORDERS.items():
+    if callable(_function):
+        recorded(_function, of="an image")(on_handles(_recorder, keeps_type=_function in _KEEP_TYPE))
 
 
 def finished_handle(tensor: torch.Tensor) -> LazyTensor:

@@ -229,7 +229,7 @@ Operation(
 # --- parts of tensors
 
 
-def _index(handle: Any, index: Any) -> Any:
+def part(handle: Any, index: Any) -> Any:
     """Records an index of a tensor that puts the channels in another order, or takes a box of all channels."""
     parts = index if type(index) is tuple else (index,)
     if type(parts[0]) is list and all(part in (Ellipsis, slice(None)) for part in parts[1:]) and len(parts) <= 3:
@@ -262,7 +262,7 @@ def _box(handle: Any, parts: tuple[Any, ...]) -> tuple[int, int, int, int] | Non
     return (top, left, bottom - top, right - left) if is_box else None
 
 
-Operation("parts of tensors", stock={}, record={torch.Tensor.__getitem__: _index, torch.Tensor.__setitem__: _assign})
+Operation("parts of tensors", stock={}, record={torch.Tensor.__setitem__: _assign})
 
 # --- pads
 

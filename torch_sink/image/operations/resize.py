@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -130,8 +130,9 @@ def _in_floats(name: str, handle: Any, size: tuple[Any, ...], mode: Mode, antial
     return _record(name, handle, size, mode, antialias)
 
 
-def _is_size(size: Any) -> bool:
-    return all(type(side) is int and side > 0 for side in size)
+def _is_size(size: Sequence[Any]) -> bool:
+    """Whether both sides are positive whole numbers."""
+    return type(size[0]) is type(size[1]) is int and size[0] > 0 < size[1]
 
 
 def _record(name: str, handle: Any, size: tuple[int, int], mode: Mode, antialias: Any) -> Any:

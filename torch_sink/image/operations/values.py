@@ -90,7 +90,8 @@ def _to_type(handle: Any, dtype: torch.dtype, op: Op) -> Any:
     return handle.record(op, dtype=dtype) if makes_floats or makes_bytes else NotImplemented
 
 
-def _to(handle: Any, dtype: Any = None, non_blocking: Any = False) -> Any:
+def to_type(handle: Any, dtype: Any = None, non_blocking: Any = False) -> Any:
+    """The recorder of `Tensor.to` with a type, without one `NotImplemented`; `run.collate` moves images."""
     if not isinstance(dtype, torch.dtype):
         return NotImplemented
     # What v2 makes of floats in half precision, or of bytes that it does not scale, is the type alone as well.
@@ -99,15 +100,15 @@ def _to(handle: Any, dtype: Any = None, non_blocking: Any = False) -> Any:
 
 
 def _type(handle: Any, dtype: Any = None, non_blocking: Any = False) -> Any:
-    return torch.empty(0, dtype=handle.lazy_dtype, device="cpu").type() if dtype is None else _to(handle, dtype)
+    return torch.empty(0, dtype=handle.lazy_dtype, device="cpu").type() if dtype is None else to_type(handle, dtype)
 
 
 def _becomes(dtype: torch.dtype) -> Recorder:
-    return lambda handle: _to(handle, dtype)
+    return lambda handle: to_type(handle, dtype)
 
 
 def _type_as(handle: Any, other: torch.Tensor) -> Any:
-    return _to(handle, other.dtype) if hasattr(handle, "lazy_ops") else NotImplemented
+    return to_type(handle, other.dtype) if hasattr(handle, "lazy_ops") else NotImplemented
 
 
 _TYPES = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16, "bool": torch.bool}
@@ -130,7 +131,6 @@ Operation(
     record={
         "v1.convert_image_dtype": _convert_dtype,
         "v2.to_dtype": _to_dtype,
-        torch.Tensor.to: _to,
         torch.Tensor.type: _type,
         torch.Tensor.type_as: _type_as,
         **{getattr(torch.Tensor, name): _becomes(dtype) for name, dtype in _TYPES.items()},

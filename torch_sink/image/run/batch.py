@@ -15,7 +15,7 @@ from torch_sink.errors import DecodeError, SinkError
 from torch_sink.image.core import uses
 from torch_sink.image.core.arguments import parsed_to
 from torch_sink.image.core.fallback import executing, report_fallback
-from torch_sink.image.core.ops import Op
+from torch_sink.image.core.ops import RECORDERS_OF, Op
 from torch_sink.image.handles.lazy import Lazy, without_memory
 from torch_sink.image.handles.names import StockTensorType, named_as, stays, unpickled
 from torch_sink.image.handles.tensor import LazyTensor
@@ -99,7 +99,7 @@ class LazyBatch(Lazy, torch.Tensor, metaclass=StockTensorType):  # type: ignore[
         broken_files: files whose images were skipped or replaced when the batch was executed.
     """
 
-    calls: ClassVar[dict[Callable[..., Any], Callable[..., Any]]] = {}  # filled in `stack`
+    calls = RECORDERS_OF["a batch"]
     lazy_class: ClassVar[tuple[str, str]]
     images: Images
     lazy_shape: torch.Size

@@ -13,8 +13,11 @@ from torchvision.tv_tensors import _torch_function_helpers as return_types
 from torch_sink.errors import DecodeError
 from torch_sink.image.core import settings, uses
 from torch_sink.image.core.arguments import parsed_to
+from torch_sink.image.core.ops import if_it_fits, recorded
 from torch_sink.image.decode.source import EncodedSource, FinishedSource
-from torch_sink.image.handles.tensor import HANDLES, RECORDED, Handle, LazyTVImage, finished_handle, recorded
+from torch_sink.image.handles.tensor import HANDLES, Handle, LazyTVImage, finished_handle, on_handles
+from torch_sink.image.operations.crops import part
+from torch_sink.image.operations.values import to_type
 from torch_sink.image.program.block import collated_tensor
 from torch_sink.image.run.batch import LazyBatch, program_of
 from torch_sink.image.run.stock import decoded_once, run_on_cpu
@@ -83,8 +86,7 @@ def _packable(item: Any, at_once: bool) -> Any:
     return finished_handle(item.materialize())
 
 
-@recorded(torch.unsqueeze)
-@recorded(torch.Tensor.unsqueeze)
+@recorded(torch.unsqueeze, torch.Tensor.unsqueeze, of="an image")
 def _batch_of_one(image: Any, dim: Any = None) -> Any:
     """An image as a batch of one, as in `preprocess(image).unsqueeze(0)`: a view of the image."""
     if type(image) not in HANDLES or not image.is_recording or type(dim) is not int or dim != 0:
@@ -97,10 +99,10 @@ def _batch_of_one(image: Any, dim: Any = None) -> Any:
     return image.lend_to(batch) if type(batch) is LazyBatch else NotImplemented
 
 
-_recorded_to = RECORDED[torch.Tensor.to]
+_recorded_to, _part = on_handles(if_it_fits(to_type), keeps_type=True), on_handles(if_it_fits(part))
 
 
-@recorded(torch.Tensor.to)
+@recorded(torch.Tensor.to, of="an image")
 def _to(image: Any, *args: Any, **kwargs: Any) -> Any:
     """Moves one image, for programs that move a list of images of different sizes: made there as a batch of one."""
     result = _recorded_to(image, *args, **kwargs)
@@ -116,19 +118,16 @@ def _to(image: Any, *args: Any, **kwargs: Any) -> Any:
     return image._stock_type(batch.to(*args, **kwargs)[0])
 
 
-@recorded(torch.Tensor.cuda)
+@recorded(torch.Tensor.cuda, of="an image")
 def _cuda(image: Any, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
     return _to(image, "cuda" if device is None else torch.device(device), non_blocking=non_blocking, **kwargs)
 
 
-@recorded(torch.Tensor.pin_memory)
+@recorded(torch.Tensor.pin_memory, of="an image")
 def _pin_memory(image: Any, device: Any = None) -> Any:
     return NotImplemented if settings.makes_pixels_here() or not image.is_recording else image
 
 
-_part = RECORDED[torch.Tensor.__getitem__]
-
-
-@recorded(torch.Tensor.__getitem__)
+@recorded(torch.Tensor.__getitem__, of="an image")
 def _index(image: Any, index: Any) -> Any:
     return _batch_of_one(image, 0) if index is None else _part(image, index)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from torch_sink.image.core import settings
-from torch_sink.image.core.ops import Op
+from torch_sink.image.core.ops import Op, if_it_fits, recorded
 from torch_sink.image.decode.source import Source
-from torch_sink.image.handles.tensor import HANDLES, recorded
+from torch_sink.image.handles.tensor import HANDLES
 from torch_sink.image.run.batch import Images, LazyBatch
 from torch_sink.image.run.collate import collate_handles, gives_an_image
 
@@ -38,7 +37,7 @@ EACH_ALONE = frozenset(
 # --- functions that record on several images and on stacks
 
 
-@recorded(torch.stack)
+@recorded(torch.stack, of="an image")
 def _stack(tensors: Sequence[Any], dim: int = 0, **kwargs: Any) -> Any:
     if dim != 0 or kwargs or any(item.ndim != 3 for item in tensors) or gives_an_image(tensors):
         return NotImplemented
@@ -46,7 +45,7 @@ def _stack(tensors: Sequence[Any], dim: int = 0, **kwargs: Any) -> Any:
     return collate_handles(tensors) if stack is None else stack
 
 
-@recorded(torch.cat)
+@recorded(torch.cat, of="an image")
 def _cat_channels(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
     """Records the same gray image three times as `repeat(3, 1, 1)`."""
     if not isinstance(tensors, (list, tuple)) or len(tensors) != 3 or dim not in (0, -3) or kwargs:
@@ -72,12 +71,12 @@ def _stack_of(images: Sequence[Any]) -> LazyBatch | None:
     return LazyBatch(Images(parts, None, active.device, active.interpreted), shape)
 
 
-def _joined(items: Any, dim: int = 0, *, is_new: bool, **kwargs: Any) -> Any:
+def _joined(items: Any, dim: int, is_new: bool) -> Any:
     """Joins stacks and batches of one along a new first dimension, as `torch.stack`, or along theirs, as `torch.cat`.
 
     From samples [k, C, H, W] the one makes a batch [N, k, C, H, W], the other a longer stack.
     """
-    if dim != 0 or kwargs or not all(type(item) is LazyBatch and item.is_recording for item in items):
+    if dim != 0 or not all(type(item) is LazyBatch and item.is_recording for item in items):
         return NotImplemented
     kinds = {(item.shape if is_new else item.shape[1:], item.dtype) for item in items}
     if len(kinds) != 1 or (not is_new and items[0].ndim != 4):
@@ -94,17 +93,31 @@ def _joined(items: Any, dim: int = 0, *, is_new: bool, **kwargs: Any) -> Any:
     return LazyBatch(stack.images, (len(items), *items[0].shape)) if is_new else stack
 
 
+@recorded(torch.stack, of="a batch")
+@if_it_fits
+def _stacked(items: Any, dim: int = 0) -> Any:
+    return _joined(items, dim, is_new=True)
+
+
+@recorded(torch.cat, torch.concat, of="a batch")
+@if_it_fits
+def _concatenated(items: Any, dim: int = 0) -> Any:
+    return _joined(items, dim, is_new=False)
+
+
 def _gives_parts(stack: Any) -> bool:
     is_stack = type(stack) is LazyBatch and stack.is_recording and len(stack.lazy_shape) == 4
     return is_stack and bool(stack.images.handles)
 
 
+@recorded(torch.Tensor.__getitem__, of="a batch")
 def _part(stack: Any, index: Any) -> Any:
     if not _gives_parts(stack) or type(index) is not int or not -len(stack) <= index < len(stack):
         return NotImplemented
     return stack.images.give(index % len(stack))
 
 
+@recorded(torch.unbind, torch.Tensor.unbind, of="a batch")
 def _unbind(stack: Any, dim: int = 0) -> Any:
     return tuple(map(stack.images.give, range(len(stack)))) if _gives_parts(stack) and dim == 0 else NotImplemented
 
@@ -115,6 +128,7 @@ def _has_views(stack: Any) -> bool:
     return is_stack and (bool(stack.images.handles) or not stack.program.mixes)
 
 
+@recorded(torch.Tensor.view, torch.Tensor.reshape, torch.reshape, of="a batch")
 def _view(stack: Any, *sizes: Any, **kwargs: Any) -> Any:
     """A view with other leading sizes, such as `view(-1, c, h, w)`."""
     sizes = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (list, tuple)) else sizes
@@ -129,24 +143,8 @@ def _view(stack: Any, *sizes: Any, **kwargs: Any) -> Any:
     return LazyBatch(stack.images, size) if len(size) > 3 else NotImplemented
 
 
+@recorded(torch.flatten, torch.Tensor.flatten, of="a batch")
 def _flatten(stack: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
     if not _has_views(stack) or start_dim != 0 or end_dim % stack.ndim != stack.ndim - 4:
         return NotImplemented
     return _view(stack, -1, *stack.lazy_shape[-3:])
-
-
-LazyBatch.calls.update(
-    {
-        torch.stack: functools.partial(_joined, is_new=True),
-        torch.cat: functools.partial(_joined, is_new=False),
-        torch.concat: functools.partial(_joined, is_new=False),
-        torch.Tensor.__getitem__: _part,
-        torch.Tensor.unbind: _unbind,
-        torch.unbind: _unbind,
-        torch.Tensor.view: _view,
-        torch.Tensor.reshape: _view,
-        torch.reshape: _view,
-        torch.flatten: _flatten,
-        torch.Tensor.flatten: _flatten,
-    }
-)
