@@ -26,7 +26,7 @@ OTHERS = {
     "webdataset_shards": "webdataset",
 }
 SHORT = ["01_image_backend", "02_sink_loader", "03_step_loop", "04_mixed_precision", "mindspore_style", "inference"]
-SHORT += ["self_supervised", "segmentation", *OTHERS]
+SHORT += ["self_supervised", "contrastive", "segmentation", *OTHERS]
 NOTHING_FELL_BACK = "no fallbacks"
 SAYS = {
     "01_image_backend": NOTHING_FELL_BACK,
@@ -36,6 +36,7 @@ SAYS = {
     "mindspore_style": "epoch: 4 step: 10, loss is",
     "inference": "24 images classified; no broken files",
     "self_supervised": NOTHING_FELL_BACK,
+    "contrastive": NOTHING_FELL_BACK,
 }
 
 
