@@ -19,7 +19,7 @@ import torch_sink
 from torch_sink.cli import bench, explain, main
 from torch_sink.cli.explain import launches_of
 from torch_sink.cli.photos import make_photo
-from torch_sink.cli.pipelines import Counted, Images, open_pipeline
+from torch_sink.cli.pipelines import Counted, FolderImages, open_pipeline
 from torch_sink.cli.worker_cost import said_beside_stock, worker_cost_table
 from torch_sink.image.decode.jpeg_decoder import launch_jpegs
 from torch_sink.image.program.program import Wanted
@@ -308,8 +308,8 @@ def test_on_the_cpu_workers_make_the_pixels(folder: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("name", "given", "images", "kind"),
     [
-        ("train:transform", "photos", FILES, Images),
-        ("train:layers", "photos", FILES, Images),
+        ("train:transform", "photos", FILES, FolderImages),
+        ("train:layers", "photos", FILES, FolderImages),
         ("train:make_loader", None, 4, dict),
         ("train:make_sink", None, 4, dict),
         ("train:make_dataset", None, FILES, list),
@@ -326,7 +326,7 @@ def test_what_a_pipeline_can_be(name: str, given: str | None, images: int, kind:
         count, _, batch = next(pipeline.batches())
     assert count == images
     assert any(type(leaf) is LazyBatch and len(leaf) == images for leaf in torch.utils._pytree.tree_leaves(batch))
-    assert isinstance(pipeline.dataset if kind is Images else batch, kind)
+    assert isinstance(pipeline.dataset if kind is FolderImages else batch, kind)
 
 
 # arguments: what the message says

@@ -15,7 +15,7 @@ from torchvision.transforms import functional, v2
 
 from torch_sink.cli import explain
 from torch_sink.cli.photos import make_photo
-from torch_sink.cli.pipelines import Images, Pipeline, open_pipeline
+from torch_sink.cli.pipelines import FolderImages, Pipeline, open_pipeline
 from torch_sink.cli.worker_cost import cost_of_fallbacks
 
 pytestmark = pytest.mark.once
@@ -43,7 +43,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def pipeline_of(transform: Callable[[Any], Any], folder: Path) -> Pipeline:
     pipeline = open_pipeline("v1 train", folder, FILES)
-    return pipeline._replace(dataset=Images(sorted(folder.iterdir()), transform))
+    return pipeline._replace(dataset=FolderImages(sorted(folder.iterdir()), transform))
 
 
 @pytest.mark.parametrize(

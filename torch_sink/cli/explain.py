@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 import torch_sink
 from torch_sink.cli.image_files import ImageFiles, look_at, said_of_files
 from torch_sink.cli.machine import cpu_name
-from torch_sink.cli.pipelines import Images, Pipeline, seed_everything
+from torch_sink.cli.pipelines import FolderImages, Pipeline, seed_everything
 from torch_sink.cli.progress import step
 from torch_sink.cli.report import Report, Table
 from torch_sink.cli.worker_cost import Cost, cost_of_fallbacks, measured_beside_stock, said_of
@@ -63,7 +63,7 @@ REMEDIES = {
 }
 
 
-class Worker(NamedTuple):
+class WorkerCost(NamedTuple):
     """What an image costs a data worker of this machine."""
 
     seconds: float  # of CPU time, for the dataset, the batch, and handing it over
@@ -80,7 +80,7 @@ class Explained(NamedTuple):
     workers: int
     batches: list[LazyBatch]  # in the batch: several if its samples have several crops
     fallbacks: Counter[tuple[str, ...]]  # (operation, reason) -> count
-    worker: Worker
+    worker: WorkerCost
     beside_stock: str = ""  # whether the image backend pays in the data worker
     cost: Cost | None = None  # of the fallbacks, if it can be measured
     origins: Sequence[str] = ()  # what made samples that were not recorded, and what to do, as lines
@@ -125,7 +125,7 @@ def explain(pipeline: Pipeline, device: str | None = None, workers: int | None =
     place = CPU if chosen == CPU else "meta"
     measured = max(images, MEASURED_IMAGES)
     seconds, beside_stock = measured_beside_stock(pipeline, measured, place, policy, step)
-    worker = Worker(seconds, *_bytes_of(tensors, batches, images, chosen))
+    worker = WorkerCost(seconds, *_bytes_of(tensors, batches, images, chosen))
     cost = None
     if _are_costly(fallbacks):
         with step("Measuring a data worker without the fallbacks"):
@@ -144,7 +144,7 @@ def said_of_origins(pipeline: Pipeline, report: FallbackReport, batch: Any) -> l
     is_recorded = any(type(leaf) is LazyBatch or isinstance(leaf, Handle) for leaf in tree_leaves(batch))
     if not (is_recorded or report or lines):  # images were opened, but the batch holds none of them
         lines = said_of_nothing_recorded(origins_of(pipeline.dataset, batch))
-    return [line.replace(f"{Images.__module__}.{Images.__qualname__}", pipeline.name) for line in lines]
+    return [line.replace(f"{FolderImages.__module__}.{FolderImages.__qualname__}", pipeline.name) for line in lines]
 
 
 def _files_of(batches: Sequence[LazyBatch]) -> ImageFiles | None:

@@ -69,7 +69,7 @@ def seed_everything(seed: int) -> None:
     np.random.seed(seed)
 
 
-class Images(Dataset[Any]):
+class FolderImages(Dataset[Any]):
     """The images of a folder, each loaded as `ImageFolder` loads it and given to a transform."""
 
     def __init__(self, files: Sequence[Path], transform: Callable[[Any], Any]) -> None:
@@ -127,7 +127,7 @@ class Pipeline(NamedTuple):
         except SinkError:
             raise
         except Exception as error:  # raised by the user's code
-            advice = _GOT_AN_IMAGE if isinstance(self.dataset, Images) else ELSEWHERE_TOO
+            advice = _GOT_AN_IMAGE if isinstance(self.dataset, FolderImages) else ELSEWHERE_TOO
             raise ValueError(said_by(self.name, error, advice)) from error
         sampler = self.batching.get("batch_sampler")
         needed = getattr(sampler, "batch_size", None) if getattr(sampler, "drop_last", False) else None
@@ -173,7 +173,7 @@ def open_pipeline(name: str, folder: str | Path | None, batch_size: int = 64) ->
     if not files.sound:
         raise ValueError(f"every image in {folder} is broken, such as {files.broken[0].path}: {files.broken[0].reason}")
     batching |= {"batch_size": min(batch_size, len(files.sound)), "shuffle": True}
-    return Pipeline(name, Images(files.sound, found), batching, files=files)
+    return Pipeline(name, FolderImages(files.sound, found), batching, files=files)
 
 
 def pipeline_of(name: str, loader: DataLoader[Any], policy: Policy | None = None) -> Pipeline:

@@ -17,7 +17,7 @@ from torch_sink.errors import add_note
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, ranks_in_context, tell
 from torch_sink.loop.core.batches import call_with, epoch_length, map_tensors
 from torch_sink.loop.core.samples import SampleCounter
-from torch_sink.loop.engines.build import Inference, Settings
+from torch_sink.loop.engines.build import EngineSettings, Inference
 from torch_sink.loop.metrics import ClassMetric, Loss, MeanMetric, Metrics, collect_results, make_metrics
 from torch_sink.loop.step.precision import ForwardPass, Function, Judged
 from torch_sink.loop.step.state import TrainState
@@ -36,7 +36,12 @@ class Evaluator:
     """
 
     def __init__(
-        self, state: TrainState, settings: Settings, loaders: KeptLoaders, *, eval_network: nn.Module | None = None
+        self,
+        state: TrainState,
+        settings: EngineSettings,
+        loaders: KeptLoaders,
+        *,
+        eval_network: nn.Module | None = None,
     ) -> None:
         self.network, self._ranks, self._loss_fn = state.model, state.ranks, state.loss_fn
         self._precision, self._settings, self._loaders = state.precision, settings, loaders

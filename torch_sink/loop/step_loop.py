@@ -26,7 +26,7 @@ from torch_sink.loop.core.batches import epoch_length
 from torch_sink.loop.core.distributed import forget_shardings
 from torch_sink.loop.core.history import Progress, Reasons, RunHistory
 from torch_sink.loop.core.signals import stop_signals
-from torch_sink.loop.engines.build import Mode, Settings, build_engine
+from torch_sink.loop.engines.build import EngineSettings, Mode, build_engine
 from torch_sink.loop.engines.jit import JitConfig
 from torch_sink.loop.evaluation import Evaluator
 from torch_sink.loop.metrics import Metrics
@@ -135,7 +135,7 @@ class StepLoop:
         self.model, self.optimizer, self.scheduler, self.scaler = model, state.optimizer, state.scheduler, state.scaler
         self.ranks, self.schedule, self.device = state.ranks, state.schedule, state.device
         self.steps_per_sync = steps_per_sync
-        self.settings = Settings(mode, jit_config or JitConfig(), self.device)
+        self.settings = EngineSettings(mode, jit_config or JitConfig(), self.device)
         if loss_fn is not None and forward is not None:
             self.settings.reasons.note("forward= computes the loss, so loss_fn is not called")
         self.engine: Engine | None = None  # before the first run, and after a state was loaded

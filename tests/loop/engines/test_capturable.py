@@ -20,7 +20,7 @@ from loop.reference import make_batches, make_model, plain_loop
 from torch_sink.amp import DynamicLossScaler
 from torch_sink.loop import LambdaCallback, StepLoop, jit
 from torch_sink.loop.core.distributed import Ranks
-from torch_sink.loop.engines.build import Settings, resolve_modes
+from torch_sink.loop.engines.build import EngineSettings, resolve_modes
 from torch_sink.loop.engines.memory import Places, address
 from torch_sink.loop.step.optimizers import make_capturable
 from torch_sink.mindspore import Model
@@ -57,7 +57,7 @@ def test_sharded_parameters_are_stepped_by_kernels_that_know_them(mesh: Any, nam
 def test_sharded_models_are_not_captured(mesh: Any) -> None:
     model = nn.Linear(4, 4, device="cuda")
     model.weight = nn.Parameter(sharded(mesh))
-    settings = Settings("graph", UNCOMPILED, torch.device("cuda", 0))
+    settings = EngineSettings("graph", UNCOMPILED, torch.device("cuda", 0))
     assert resolve_modes(model, settings) == ("eager", "eager")
     assert "models sharded by fully_shard are not captured" in settings.reasons.lines()[0]
 

@@ -30,7 +30,7 @@ Mode = Literal["auto", "eager", "compile", "graph"]
 
 
 @dataclass(frozen=True)
-class Settings:
+class EngineSettings:
     """How steps and forward passes run: mode, compiler settings, device, and the memory of graphs.
 
     `reasons` collects what ran differently, and why.
@@ -43,7 +43,7 @@ class Settings:
     memory: GraphMemory = field(default_factory=GraphMemory)
 
 
-def build_engine(state: TrainState, settings: Settings, capacity: int) -> Engine:
+def build_engine(state: TrainState, settings: EngineSettings, capacity: int) -> Engine:
     """Build the engine for sinks of up to `capacity` steps, in the requested mode or the next lower one that works."""
     model = state.model
     mode, lower_mode = resolve_modes(model, settings, lambda: _capture_obstacle(state))
@@ -89,7 +89,7 @@ def make_capture(device: torch.device, memory: GraphMemory) -> CudaCapture | Non
 
 
 def resolve_modes(
-    model: nn.Module, settings: Settings, obstacle: Callable[[], str | None] = lambda: None
+    model: nn.Module, settings: EngineSettings, obstacle: Callable[[], str | None] = lambda: None
 ) -> tuple[str, str]:
     """The mode that works here, and the mode in which "graph" runs what it cannot capture.
 
@@ -194,7 +194,7 @@ class Inference:
     """
 
     def __init__(
-        self, function: Callable[[Any], Any], model: nn.Module, settings: Settings, parts: tuple[Any, ...] = ()
+        self, function: Callable[[Any], Any], model: nn.Module, settings: EngineSettings, parts: tuple[Any, ...] = ()
     ) -> None:
         self._model, self._reasons = model, settings.reasons
         self.counts = StepCounts()  # of the batches of the latest evaluation
