@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -27,12 +28,14 @@ from kernels.jpeg_cases import (
 )
 from kernels.jpeg_golden import Damaged
 from torch_sink.image.decode.jpeg_block import JpegFile
-from torch_sink.triton_kernels.jpeg import entropy, passes
+from torch_sink.triton_kernels.jpeg import entropy
+from torch_sink.triton_kernels.jpeg.passes import count_kernel
 from torch_sink.triton_kernels.shapes import LANE_SHAPES, LaneShape
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "examples" / "benchmarks"
 CLEAN = open_clean_files()
 DAMAGED = damaged_files(90, seed=0)
+LATE_SEGMENTS = count_kernel.arg_names.index("late")
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +83,12 @@ def test_several_programs() -> None:
     assert not any(check(*pair) for pair in zip(files, found, strict=True))
 
 
-def test_several_programs_of_a_component() -> None:
-    """Of 144 blocks of luma, 16 at a time: some programs sum two steps, and some nothing."""
+@pytest.mark.parametrize("parts", [1, 3])
+def test_several_programs_of_a_component(parts: int) -> None:
+    """Of 144 blocks of luma, 128 at a time: one program takes two steps, or two take one and the third has nothing."""
     files = [CLEAN["4:2:0, 1 x 1"], open_file(encode(noise(96, 96), quality=30)), CLEAN["gray, restart every row"]]
-    with mock.patch.object(entropy, "parts_of_component", return_value=7), mock.patch.object(entropy, "DC_BLOCKS", 16):
+    several = mock.patch.object(entropy, "parts_of_component", return_value=parts)
+    with several, mock.patch.object(entropy, "DC_BLOCKS", 128):
         found = decode_files(files)
     assert not any(check(*pair) for pair in zip(files, found, strict=True))
 
@@ -129,7 +134,13 @@ def test_lanes_that_agree_late(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_lanes_that_do_not_agree_are_noticed() -> None:
     hard = open_file(encode(noise(24, 24), quality=90))
     easy = open_file(encode(photo(17, 9), quality=5))
-    with mock.patch.object(passes, "settle"):
+    count = entropy._count
+
+    def overlook(grid: Any, tensors: Any, *arguments: Any, **constants: Any) -> None:
+        count(grid, tensors, *arguments, **constants)
+        tensors[LATE_SEGMENTS].zero_()
+
+    with mock.patch.object(entropy, "_count", overlook):
         found = decode_files([hard, easy], LaneShape(128, 128, 1))
     assert found[0].status & COLUMN["NOT_CONVERGED"]
     assert not check(easy, found[1])
