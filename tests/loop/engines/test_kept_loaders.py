@@ -72,7 +72,8 @@ def test_slots_and_graphs_are_made_once(fake_cuda: FakeCuda, made: list[SinkLoad
         slots = [place.buffer.data_ptr() for slot in made[0]._slots.slots for place in slot.places]
         seen.append((fake_cuda.graphs_begun, len(made), slots, len(fake_cuda.registered)))
     assert seen[0][:2] == seen[-1][:2] == (4, 2), "a graph for each of three slots, and one to evaluate"
-    assert seen[1:] == [seen[1]] * 3, "slabs are as large as the first batches have shown"
+    assert [one[:3] for one in seen[1:]] == [seen[1][:3]] * 3
+    assert seen[-1][3] <= 4 * 8, "slabs of each worker for the batches that are under way, and hardly ever another one"
     loop.close()
     assert not any(map(is_open, made))
     assert not fake_cuda.registered
