@@ -69,9 +69,10 @@ class Step(NamedTuple):
 
         @functools.wraps(stock)
         def stand_in(*args: Any, **kwargs: Any) -> Any:
-            # Modes see each call of torch; of another default dtype, other numbers are drawn.
-            is_usual = torch.get_default_dtype() is torch.float32 and not kwargs
-            if not is_usual or count_function_modes() or count_dispatch_modes():
+            # Compilers follow torchvision's code, modes see its calls, and of another default dtype it draws others.
+            if torch.compiler.is_compiling() or kwargs or torch._C._is_tracing():
+                return stock(*args, **kwargs)
+            if torch.get_default_dtype() is not torch.float32 or count_function_modes() or count_dispatch_modes():
                 return stock(*args, **kwargs)
             made = run(*args)
             return stock(*args) if made is NotImplemented else made
