@@ -252,7 +252,7 @@ class LazyImage(LazyPixels, metaclass=StockType):
                 self.__dict__.pop("lazy_file").note_read()
             with executing():
                 image = replayed(source, ops)
-                if isinstance(source, PixelSource) and image is source.image:
+                if type(source) is PixelSource and image is source.image:
                     image = image.copy()  # the program may write to this image
             self.__dict__.setdefault("info", image.info)
             self.__dict__.setdefault("palette", image.palette)
