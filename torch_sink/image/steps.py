@@ -61,7 +61,8 @@ class Step(NamedTuple):
         """Whether the class has the method, here and now, that the step was written from."""
         method = vars(self.owner)[self.name]
         function = getattr(method, "__func__", method)
-        return function in _stand_ins or hash_of(function, *self.others) == self.source
+        is_ours = inspect.isfunction(function) and function in _stand_ins
+        return is_ours or hash_of(function, *self.others) == self.source
 
     def make(self, stock: Callable[..., Any]) -> Any:
         """The method's stand-in."""
@@ -87,6 +88,8 @@ _stand_ins: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
 
 
 def step(owner: type, name: str, source: str, *others: Callable[..., Any]) -> Callable[[Run], Run]:
+    """Registers a step; the arguments are the fields of `Step`."""
+
     def register(run: Run) -> Run:
         STEPS.append(Step(owner, name, source, others, run))
         return run
