@@ -46,14 +46,14 @@ class Step(NamedTuple):
     Attributes:
         owner: the class.
         name: of the method.
-        source: `hash_of` the method, and of others that the step replaces as well.
+        sources: `hash_of` the method, and of others that the step replaces as well, in each release that differs.
         others: these.
         run: draws.
     """
 
     owner: type
     name: str
-    source: str
+    sources: tuple[str, ...]
     others: tuple[Callable[..., Any], ...]
     run: Run
 
@@ -62,7 +62,7 @@ class Step(NamedTuple):
         method = vars(self.owner)[self.name]
         function = getattr(method, "__func__", method)
         is_ours = inspect.isfunction(function) and function in _stand_ins
-        return is_ours or hash_of(function, *self.others) == self.source
+        return is_ours or hash_of(function, *self.others) in self.sources
 
     def make(self, stock: Callable[..., Any]) -> Any:
         """The method's stand-in."""
@@ -87,11 +87,11 @@ STEPS: list[Step] = []
 _stand_ins: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
 
 
-def step(owner: type, name: str, source: str, *others: Callable[..., Any]) -> Callable[[Run], Run]:
-    """Registers a step; the arguments are the fields of `Step`."""
+def step(owner: type, name: str, sources: str, *others: Callable[..., Any]) -> Callable[[Run], Run]:
+    """Registers a step; the arguments are the fields of `Step`, with blanks between several hashes."""
 
     def register(run: Run) -> Run:
-        STEPS.append(Step(owner, name, source, others, run))
+        STEPS.append(Step(owner, name, tuple(sources.split()), others, run))
         return run
 
     return register
