@@ -199,7 +199,7 @@ def measured(clock: Clock, memory: PinnedMemory) -> Iterator[None]:
         (transfer, "pins", lambda device: device.type != "cpu"),
         (triton.compiler, "compile", Compiled),
         *[(providers.TritonProvider, name, lambda *_: True) for name in ("usable", "by_default", "is_right")],
-        (on_device.Images, "__init__", clock.timed(DECODING, on_device.Images.__init__)),
+        (on_device.DecodedImages, "__init__", clock.timed(DECODING, on_device.DecodedImages.__init__)),
         (on_device, "to_host_later", lambda status: lambda: torch.zeros(status.shape, dtype=status.dtype)),
         (on_device, "run_launches", clock.timed(PLACING, on_device.run_launches)),
         (Launcher, "__call__", clock.timed(LAUNCHING, Launcher.__call__)),

@@ -46,14 +46,14 @@ class Step(NamedTuple):
     Attributes:
         owner: the class.
         name: of the method.
-        source: `hash_of` the method, and of others that the step replaces as well.
+        sources: `hash_of` the method, and of others that the step replaces as well, in each release that differs.
         others: these.
         run: draws.
     """
 
     owner: type
     name: str
-    source: str
+    sources: tuple[str, ...]
     others: tuple[Callable[..., Any], ...]
     run: Run
 
@@ -61,7 +61,8 @@ class Step(NamedTuple):
         """Whether the class has the method, here and now, that the step was written from."""
         method = vars(self.owner)[self.name]
         function = getattr(method, "__func__", method)
-        return function in _stand_ins or hash_of(function, *self.others) == self.source
+        is_ours = inspect.isfunction(function) and function in _stand_ins
+        return is_ours or hash_of(function, *self.others) in self.sources
 
     def make(self, stock: Callable[..., Any]) -> Any:
         """The method's stand-in."""
@@ -69,9 +70,10 @@ class Step(NamedTuple):
 
         @functools.wraps(stock)
         def stand_in(*args: Any, **kwargs: Any) -> Any:
-            # Modes see each call of torch; of another default dtype, other numbers are drawn.
-            is_usual = torch.get_default_dtype() is torch.float32 and not kwargs
-            if not is_usual or count_function_modes() or count_dispatch_modes():
+            # Compilers follow torchvision's code, modes see its calls, and of another default dtype it draws others.
+            if torch.compiler.is_compiling() or kwargs or torch._C._is_tracing():
+                return stock(*args, **kwargs)
+            if torch.get_default_dtype() is not torch.float32 or count_function_modes() or count_dispatch_modes():
                 return stock(*args, **kwargs)
             made = run(*args)
             return stock(*args) if made is NotImplemented else made
@@ -85,9 +87,11 @@ STEPS: list[Step] = []
 _stand_ins: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
 
 
-def step(owner: type, name: str, source: str, *others: Callable[..., Any]) -> Callable[[Run], Run]:
+def step(owner: type, name: str, sources: str, *others: Callable[..., Any]) -> Callable[[Run], Run]:
+    """Registers a step; the arguments are the fields of `Step`, with blanks between several hashes."""
+
     def register(run: Run) -> Run:
-        STEPS.append(Step(owner, name, source, others, run))
+        STEPS.append(Step(owner, name, tuple(sources.split()), others, run))
         return run
 
     return register

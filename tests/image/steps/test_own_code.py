@@ -147,6 +147,13 @@ def test_modes_see_stocks_draws(kind: Any) -> None:
     assert mode.calls == 2
 
 
+@pytest.mark.parametrize("transform", [v2.Normalize((0.5,), (0.2,)), v2.CenterCrop(4)])
+def test_compilers_follow_stock_code(transform: Any) -> None:
+    values = torch.rand(3, 9, 8)
+    with torch_sink.image_backend("device", device="cpu"):
+        assert torch.equal(torch.compile(transform, backend="eager", fullgraph=True)(values), transform(values))
+
+
 def test_what_is_no_handle_is_stocks() -> None:
     container = v1.Compose([v1.RandomCrop(5), v1.RandomHorizontalFlip(), v1.Normalize((0.5,), (0.5,))])
     values = torch.rand(3, 9, 8)

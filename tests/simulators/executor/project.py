@@ -22,7 +22,7 @@ from simulators.executor.ptx.machine import Executable, Launch, Options
 from simulators.executor.ptx.program import parse
 from simulators.executor.target import Launched, target_only
 from torch_sink.image.run import device
-from torch_sink.image.run.device import Images
+from torch_sink.image.run.device import DecodedImages
 from torch_sink.triton_kernels.jpeg_rows import NOT_CONVERGED
 
 _stock_empty = torch.empty
@@ -115,14 +115,14 @@ def compiled_on_cpu(options: Options | None = None, change: Callable[[str], str]
 @contextlib.contextmanager
 def noting_pixels(note: Callable[[tuple[torch.Tensor, ...]], None]) -> Iterator[None]:
     """Before launches that read pixels at places that they are told, `note` gets the tensors these lie in."""
-    begin, decode, places_of, run = Images.__init__, Images._decode, device.places_of, device.run_launches
+    begin, decode, places_of, run = DecodedImages.__init__, DecodedImages._decode, device.places_of, device.run_launches
     owners_of: dict[int, tuple[torch.Tensor, ...]] = {}  # by the array of their places, while it lives
 
-    def noting_begin(images: Images, *arguments: Any) -> None:
+    def noting_begin(images: DecodedImages, *arguments: Any) -> None:
         note(())
         begin(images, *arguments)
 
-    def noting_decoded(images: Images, *arguments: Any, **how: Any) -> None:
+    def noting_decoded(images: DecodedImages, *arguments: Any, **how: Any) -> None:
         decode(images, *arguments, **how)
         note(tuple(images._owners))
 
@@ -138,8 +138,8 @@ def noting_pixels(note: Callable[[tuple[torch.Tensor, ...]], None]) -> Iterator[
         run(program, memory, target, places)
 
     with (
-        mock.patch.object(Images, "__init__", noting_begin),
-        mock.patch.object(Images, "_decode", noting_decoded),
+        mock.patch.object(DecodedImages, "__init__", noting_begin),
+        mock.patch.object(DecodedImages, "_decode", noting_decoded),
         mock.patch.object(device, "places_of", noting_places),
         mock.patch.object(device, "run_launches", noting_run),
     ):

@@ -18,7 +18,7 @@ from torch_sink.image.decode.proof import JPEG_KERNELS
 from torch_sink.image.decode.source import Box, Decoded, EncodedSource, PixelSource
 
 Sources = Sequence[EncodedSource | PixelSource]
-Images = list[Decoded | DecodeError]
+Results = list[Decoded | DecodeError]
 
 
 class Provider:
@@ -51,7 +51,7 @@ class Provider:
         """True when this provider can decode this image."""
         return True
 
-    def decode(self, sources: Sources, device: torch.device, boxes: Sequence[Box | None]) -> Images:
+    def decode(self, sources: Sources, device: torch.device, boxes: Sequence[Box | None]) -> Results:
         """Pixels of every image, or its error, in order.
 
         Args:
@@ -92,7 +92,7 @@ class TritonProvider(Provider):
     def takes(self, source: EncodedSource | PixelSource) -> bool:
         return isinstance(source, EncodedSource) and source.header.scan is not None
 
-    def decode(self, sources: Sources, device: torch.device, boxes: Sequence[Box | None]) -> Images:
+    def decode(self, sources: Sources, device: torch.device, boxes: Sequence[Box | None]) -> Results:
         from torch_sink.image.decode.jpeg_decoder import decode_jpegs
 
         found = decode_jpegs(sources, boxes, device)  # type: ignore[arg-type]
@@ -125,7 +125,7 @@ class NvjpegProvider(Provider):
             return False
         return source.header.scan.sampling == (1, 1) and (source.mode == "RGB" or source.header.mode == "L")
 
-    def decode(self, sources: Sources, device: torch.device, boxes: Sequence[Box | None]) -> Images:
+    def decode(self, sources: Sources, device: torch.device, boxes: Sequence[Box | None]) -> Results:
         from torchvision.io import ImageReadMode
 
         decode = _nvjpeg()
@@ -133,7 +133,7 @@ class NvjpegProvider(Provider):
         if device.index is None:
             # torchvision keeps a single decoder, and makes a new one where "cuda" follows "cuda:0".
             device = torch.device(device.type, torch.cuda.current_device())
-        results: Images = [DecodeError("", -1, "")] * len(sources)
+        results: Results = [DecodeError("", -1, "")] * len(sources)
         # The hardware decoder of Hopper writes when it is called, not in stream order: memory that an earlier kernel
         # of this stream still reads must not be handed to it.
         torch.cuda.current_stream(device).synchronize()  # host sync
@@ -173,7 +173,7 @@ class PillowProvider(Provider):
     name = "pillow"
     what_it_needs = "it works everywhere"
 
-    def decode(self, sources: Sources, device: torch.device, boxes: Sequence[Box | None]) -> Images:
+    def decode(self, sources: Sources, device: torch.device, boxes: Sequence[Box | None]) -> Results:
         if len(sources) == 1:
             return [_decode_with_pillow(sources[0])]
         return list(_threads(os.getpid()).map(_decode_with_pillow, sources))
@@ -182,7 +182,7 @@ class PillowProvider(Provider):
 PROVIDERS: dict[str, Provider] = {found.name: found for found in (TritonProvider(), NvjpegProvider(), PillowProvider())}
 
 
-def _pillow(sources: Sources, device: torch.device) -> Images:
+def _pillow(sources: Sources, device: torch.device) -> Results:
     """Decodes, by Pillow, images that another provider took but failed to decode."""
     return PROVIDERS["pillow"].decode(sources, device, [None] * len(sources)) if sources else []
 
@@ -237,7 +237,7 @@ def _named(device: torch.device, provider: str | None) -> str | None:
 
 def decode_sources(
     sources: Sources, device: torch.device, provider: str | None = None, boxes: Sequence[Box | None] | None = None
-) -> Images:
+) -> Results:
     """Decodes a ragged batch; an image that the best provider cannot take goes to the next one.
 
     Args:

@@ -252,7 +252,7 @@ class LazyImage(LazyPixels, metaclass=StockType):
                 self.__dict__.pop("lazy_file").note_read()
             with executing():
                 image = replayed(source, ops)
-                if isinstance(source, PixelSource) and image is source.image:
+                if type(source) is PixelSource and image is source.image:
                     image = image.copy()  # the program may write to this image
             self.__dict__.setdefault("info", image.info)
             self.__dict__.setdefault("palette", image.palette)
@@ -342,6 +342,8 @@ def lazy_image(image: Image.Image, *, palettes: bool = False) -> LazyImage | Non
         return image
     if is_executing():
         return None
+    if type(image) is ArrayImage:
+        return LazyImage(pixels_of(image), (), image.size, image.mode)
     source = getattr(image, "lazy_file_source", None)
     if source is not None and source.mode == image.mode and image.records():  # type: ignore[attr-defined]
         handle = handle_of_file(image, source)
@@ -354,7 +356,7 @@ def lazy_image(image: Image.Image, *, palettes: bool = False) -> LazyImage | Non
     if (getattr(image, "tile", ()) and getattr(image, "fp", ()) is None) or hasattr(vars(image).get("_im"), "ex"):
         return None  # it was closed, which stock code says where it needs the pixels
     is_known = image.mode in RECORDED_MODES
-    if type(image) is not ArrayImage and (is_known or (palettes and image.mode == "P")):
+    if is_known or (palettes and image.mode == "P"):
         with executing():
             image.load()  # an unread file of another format, or a handle of a palette image
         if not agrees(image):

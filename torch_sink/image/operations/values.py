@@ -7,7 +7,6 @@ behind that a division by the reciprocal, whose last bit may differ where the co
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -175,6 +174,9 @@ def _numbers(*values: Any) -> tuple[float, ...] | None:
     return tuple(map(float, values)) if all(map(is_number, values)) else None
 
 
+_LISTS = (list, tuple)
+
+
 @functools.lru_cache(maxsize=256, typed=True)
 def _usual(family: str, channels: int, *values: Any) -> Op | None:
     """The call for a mean and a std of each channel; None where they are to be looked at more closely."""
@@ -186,10 +188,13 @@ def _usual(family: str, channels: int, *values: Any) -> Op | None:
 
 def _normalize(family: str, handle: Any, mean: Any, std: Any, inplace: bool = False) -> Any:
     channels = handle.lazy_shape[0]
-    if handle.lazy_dtype is torch.float32 and not inplace and {type(mean), type(std)} <= {tuple, list}:
-        with contextlib.suppress(TypeError):  # lists have no hash
-            if len(mean) == channels and (op := _usual(family, channels, *mean, *std)) is not None:
-                return handle.record(op)
+    if handle.lazy_dtype is torch.float32 and not inplace and type(mean) in _LISTS and type(std) in _LISTS:
+        try:
+            op = _usual(family, channels, *mean, *std) if len(mean) == channels else None
+        except TypeError:  # lists have no hash
+            op = None
+        if op is not None:
+            return handle.record(op)
     if family == "v2" and handle.lazy_dtype == torch.float32 and not inplace:
         # v2's kernel makes three channels of a gray image where there are three statistics.
         is_spread = handle.lazy_shape[0] == 1 and _statistics(mean, 3) is not None and _statistics(std, 3) is not None

@@ -24,7 +24,7 @@ _INT32_BYTES = 4
 _ALIGNED_VALUES = 4
 
 
-class Images:
+class DecodedImages:
     """The decoded images of a batch on the device, by kernels or by other providers.
 
     Args:
@@ -111,7 +111,7 @@ def _sent(tensors: list[torch.Tensor], device: torch.device) -> list[torch.Tenso
 
 def make_on_device(program: Program, wanted: Wanted) -> Made:
     """Makes a batch by the kernels, on the current stream; raises `DecodeError` under the conditions of `survivors`."""
-    images = Images(program, wanted.device)
+    images = DecodedImages(program, wanted.device)
     result, dtype = wanted.result(program, program.shape[0]), wanted.kernel_dtype(program)
     made = torch.empty_like(result) if wanted.keeps_rows else result
     is_last = made.dtype == dtype and not program.mixes
