@@ -90,7 +90,6 @@ class _Ledger:
     """
 
     def __init__(self) -> None:
-        self.added, self.latest = 0, ("", "")  # how many fallbacks were counted, and the row of the last one
         self.strict, self.report = False, ""
         self.counts: Counter[Row]
         self.has_recorded: bool
@@ -136,7 +135,6 @@ class _Ledger:
     def add(self, operation: str, reason: str) -> None:
         row = operation, reason
         with self._lock:
-            self.added, self.latest = self.added + 1, row
             self.counts[row] = self.counts.get(row, 0) + 1
             self._has_news = True
 
