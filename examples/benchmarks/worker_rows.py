@@ -15,7 +15,7 @@ from torchvision import tv_tensors
 from torchvision.datasets.folder import default_loader
 from torchvision.transforms import v2
 
-from torch_sink.cli.pipelines import CROP, MEAN, PIPELINES, RESIZE, STD, Counted, Images, Pipeline
+from torch_sink.cli.pipelines import CROP, MEAN, PIPELINES, RESIZE, STD, Counted, FolderImages, Pipeline
 from torch_sink.cli.worker_cost import WARM_UP_BATCHES
 
 LARGE, IN_MEMORY, SMALL, FEW, VIEWS = 256, 128, 32, 16, 8
@@ -68,7 +68,7 @@ class Arrays(Dataset[Any]):
         return self.transform(Image.fromarray(self.arrays[index])), index % 10
 
 
-class WithMasks(Images):
+class WithMasks(FolderImages):
     """Photographs and a mask of two classes for each, made of its size."""
 
     def __getitem__(self, index: int) -> Any:
@@ -78,7 +78,7 @@ class WithMasks(Images):
         return self.transform(image, tv_tensors.Mask(mask))
 
 
-class WithBoxes(Images):
+class WithBoxes(FolderImages):
     """Photographs and a dict of two boxes for each."""
 
     def __getitem__(self, index: int) -> Any:
@@ -126,7 +126,7 @@ def dino(size: int, scale: tuple[float, float], blur: float) -> v1.Compose:
 
 
 def of_photographs(transform: Any, batch_size: int = SMALL, *, one_process: bool = False) -> Row:
-    return Row(lambda files: Images(files, transform), batch_size, one_process=one_process)
+    return Row(lambda files: FolderImages(files, transform), batch_size, one_process=one_process)
 
 
 def of_arrays(shape: tuple[int, ...], *transforms: Callable[[Any], Any], batch_size: int = IN_MEMORY) -> Row:
