@@ -178,9 +178,10 @@ def _is_probability(p: Any) -> bool:
 
 @step(v1.RandomHorizontalFlip, "forward", "69161e0a55233522")
 def _flip_v1(flip: Any, image: Any) -> Any:
-    if not _is_probability(flip.p):
+    p = flip.p
+    if type(p) not in (float, int) or not 0 <= p <= 1:  # without a call: all pipelines flip
         return NotImplemented
-    return F.hflip(image) if _happens(flip.p) else image
+    return F.hflip(image) if _happens(p) else image
 
 
 @step(v1.RandomCrop, "get_params", "94d16d847396c55a")

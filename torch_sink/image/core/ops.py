@@ -170,9 +170,7 @@ PIXEL_CALLS: set[str] = set()
 # All that is recorded. Of operations: {what a recorder stands in for, as in `Operation.record`: the recorder}. Of each
 # class of lazy tensors: {function of torch: the recorder}.
 RECORDERS: dict[Any, Recorder] = {}
-RECORDERS_OF: dict[str, dict[Any, Recorder]] = {
-    "an operation": RECORDERS, **{kind: {} for kind in ("an image", "a batch", "a view in AugMix", "a sum in AugMix")}
-}  # fmt: skip
+RECORDERS_OF: dict[str, dict[Any, Recorder]] = {"an operation": RECORDERS, "an image": {}, "a batch": {}}
 # Those of operations that take palette images.
 TAKE_PALETTES: set[Any] = set()
 
