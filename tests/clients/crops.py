@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,12 @@ def follow(average: nn.Module, model: nn.Module, momentum: float) -> None:
         slow.mul_(momentum).add_(fast.detach(), alpha=1 - momentum)
 
 
+def dino_loss(targets: Sequence[Tensor], guesses: Sequence[Tensor]) -> Tensor:
+    """DINO's cross-entropy of each pair of different crops; the first guesses are of the targets' crops."""
+    terms = [-(t * g).sum(-1).mean() for i, t in enumerate(targets) for j, g in enumerate(guesses) if i != j]
+    return torch.stack(terms).mean()
+
+
 @client("DINO, multi-crop", "torchvision")
 def dino(run: Run) -> list[float]:
     images = datasets.ImageFolder(str(run.photos / "train"), MultiCrop(small=2))
@@ -95,8 +102,7 @@ def dino(run: Run) -> list[float]:
             learned = torch.cat([student(torch.cat(crops[:2])), student(torch.cat(crops[2:]))])
             targets = ((taught - center) / 0.04).softmax(-1).chunk(2)
             guesses = (learned / 0.1).log_softmax(-1).chunk(len(crops))
-            terms = [-(t * g).sum(-1).mean() for i, t in enumerate(targets) for j, g in enumerate(guesses) if i != j]
-            loss = torch.stack(terms).mean()
+            loss = dino_loss(targets, guesses)
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(student.parameters(), 3.0)
@@ -107,19 +113,19 @@ def dino(run: Run) -> list[float]:
     return losses
 
 
-class TwoCrops:
-    """MoCo's: one transform, drawn twice, for a query and a key."""
+class Views:
+    """MoCo's and SimCLR's: some draws of one transform."""
 
-    def __init__(self, base: Any) -> None:
-        self.base = base
+    def __init__(self, base: Any, views: int = 2) -> None:
+        self.base, self.views = base, views
 
     def __call__(self, image: Image.Image) -> list[Tensor]:
-        return [self.base(image), self.base(image)]
+        return [self.base(image) for _ in range(self.views)]
 
 
 @client("MoCo, two crops", "torchvision")
 def moco(run: Run) -> list[float]:
-    images = datasets.ImageFolder(str(run.photos / "train"), TwoCrops(jittered(SIZE, (0.2, 1.0), PillowBlur())))
+    images = datasets.ImageFolder(str(run.photos / "train"), Views(jittered(SIZE, (0.2, 1.0), PillowBlur())))
     loader = run.sink(DataLoader(images, batch_size=BATCH, shuffle=True, num_workers=1, drop_last=True))
     encoder = network(FEATURES).to(run.device)
     key_encoder = copy.deepcopy(encoder)
@@ -193,16 +199,6 @@ def vicreg(run: Run) -> list[float]:
             optimizer.step()
             losses.append(loss.item())
     return losses
-
-
-class Views:
-    """SimCLR's: some draws of one transform."""
-
-    def __init__(self, base: Any, views: int = 2) -> None:
-        self.base, self.views = base, views
-
-    def __call__(self, image: Image.Image) -> list[Tensor]:
-        return [self.base(image) for _ in range(self.views)]
 
 
 def info_nce(features: Tensor, views: int, temperature: float) -> tuple[Tensor, Tensor]:
@@ -343,8 +339,7 @@ def dino_two(run: Run) -> list[float]:
             with torch.no_grad():
                 targets = (teacher(large) / 0.07).softmax(-1).chunk(2)
             guesses = [part for crops in (large, small) for part in (student(crops) / 0.1).log_softmax(-1).chunk(2)]
-            terms = [-(t * g).sum(-1).mean() for i, t in enumerate(targets) for j, g in enumerate(guesses) if i != j]
-            loss = torch.stack(terms).mean()
+            loss = dino_loss(targets, guesses)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
