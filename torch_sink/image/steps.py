@@ -148,8 +148,10 @@ def _real(low: float, high: float) -> float:
     return _room.real.uniform_(low, high).item()
 
 
-def _happens(p: float) -> bool:
-    """Whether a new float32 in [0, 1) is less than a probability."""
+def _happens(p: Any) -> Any:
+    """Whether a new float32 in [0, 1) is less than a probability; `NotImplemented`, undrawn, if `p` is none."""
+    if type(p) not in (float, int) or not 0 <= p <= 1:
+        return NotImplemented
     return _room.real.uniform_().item() < _as_drawn(p)
 
 
@@ -169,19 +171,13 @@ def _as_drawn(probability: float) -> float:
     return torch.tensor(probability, dtype=torch.float32, device="cpu").item()
 
 
-def _is_probability(p: Any) -> bool:
-    return type(p) in (float, int) and 0 <= p <= 1
-
-
 # --- transforms
 
 
 @step(v1.RandomHorizontalFlip, "forward", "69161e0a55233522")
 def _flip_v1(flip: Any, image: Any) -> Any:
-    p = flip.p
-    if type(p) not in (float, int) or not 0 <= p <= 1:  # without a call: all pipelines flip
-        return NotImplemented
-    return F.hflip(image) if _happens(p) else image
+    happens = _happens(flip.p)
+    return F.hflip(image) if happens is True else image if happens is False else NotImplemented
 
 
 @step(v1.RandomCrop, "get_params", "94d16d847396c55a")
@@ -330,11 +326,12 @@ def _forward(transform: Any, *inputs: Any) -> Any:
 
 @step(_RandomApplyTransform, "forward", "604b36a3cf6d238c", Transform._needs_transform_list)
 def _forward_at_random(transform: Any, *inputs: Any) -> Any:
-    if not _is_image(transform, inputs) or not _is_probability(transform.p):
+    if not _is_image(transform, inputs):
         return NotImplemented
     transform.check_inputs(list(inputs))
-    if not _happens(transform.p):
-        return inputs[0]
+    happens = _happens(transform.p)
+    if happens is not True:
+        return inputs[0] if happens is False else NotImplemented
     return transform.transform(inputs[0], transform.make_params(list(inputs)))
 
 
