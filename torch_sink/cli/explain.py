@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 import torch_sink
 from torch_sink.cli.image_files import ImageFiles, look_at, said_of_files
+from torch_sink.cli.kept_images import said_of_images_in
 from torch_sink.cli.machine import cpu_name
 from torch_sink.cli.pipelines import FolderImages, Pipeline, seed_everything
 from torch_sink.cli.progress import step
@@ -29,7 +30,6 @@ from torch_sink.image.core.first_batch import origins_of
 from torch_sink.image.core.origins import OPEN, said_of_nothing_recorded
 from torch_sink.image.decode import jpeg_decoder
 from torch_sink.image.decode.source import EncodedSource, PixelSource
-from torch_sink.image.handles.kept import said_of_images_in
 from torch_sink.image.handles.tensor import Handle
 from torch_sink.image.run.batch import LazyBatch
 from torch_sink.image.run.collate import collate_handles

@@ -23,10 +23,10 @@ from image.cases import encoded
 from image.check import assert_same_bits
 from image.decode.test_bad_input import corrupt
 from torch_sink.cli.explain import explain, report_of
+from torch_sink.cli.kept_images import images_in
 from torch_sink.cli.pipelines import pipeline_of
 from torch_sink.image.core import uses
 from torch_sink.image.decode.source import EncodedSource, PixelSource
-from torch_sink.image.handles.kept import images_in
 from torch_sink.image.run.batch import LazyBatch
 
 IMAGES, EPOCHS = 9, 3

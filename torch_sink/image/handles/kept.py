@@ -10,12 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
-from types import CoroutineType, FrameType, FunctionType, GeneratorType, ModuleType
 from typing import Any
-
-import torch
-from PIL import Image
 
 from torch_sink.errors import DecodeError
 from torch_sink.image.core import settings, uses
@@ -25,9 +20,6 @@ from torch_sink.image.decode.source import EncodedSource, PixelSource, is_worth_
 from torch_sink.image.handles.image import LazyPixels
 from torch_sink.image.handles.tensor import HANDLES
 
-# Types whose objects lead to everything in the process.
-_NOT_ENTERED = (type, ModuleType, GeneratorType, CoroutineType, FrameType, torch.Tensor)
-
 
 def keep_held_images() -> None:
     """Makes the pixels of the images that the program holds when a pass over a DataLoader begins.
@@ -35,7 +27,7 @@ def keep_held_images() -> None:
     A file that was neither used nor loaded is left alone: its `draft` may still be called.
     """
     kept = ledger.kept
-    for image in filter(_waits, uses.held()):
+    for image in filter(has_no_pixels, uses.held()):
         if type(image) in HANDLES:
             _keep_tensor(image)
         else:
@@ -45,39 +37,11 @@ def keep_held_images() -> None:
             ctypes.CDLL(None).malloc_trim(0)
 
 
-def said_of_images_in(dataset: object) -> str:
-    """For readers: how many images a dataset keeps in memory, and as what; "" where there are none."""
-    images = images_in(dataset)
-    files = sum(isinstance(getattr(image, "lazy_source", None), EncodedSource) for image in images if _waits(image))
-    as_files = f"; {files} of them as files, which the GPU decodes for each batch" if files else ""
-    return f"{len(images)} images are kept in memory by the dataset: decoded once{as_files}" if images else ""
-
-
-def _waits(image: Any) -> bool:
+def has_no_pixels(image: Any) -> bool:
+    """Whether it is one of this package's whose pixels, or values, are not made yet."""
     if type(image) in HANDLES:
         return bool(image.is_recording)
     return isinstance(image, LazyPixels) and image.waits
-
-
-def images_in(dataset: object) -> list[Any]:
-    """The Pillow images that an object holds, at any depth, and the tensors whose values do not exist yet."""
-    found: list[Any] = []
-    todo: list[Any] = [dataset]
-    seen: set[int] = set()
-    while todo:
-        held, todo = gc.get_referents(*todo), []
-        for value in filter(gc.is_tracked, held):  # numbers, texts, and tuples of them hold nothing
-            if id(value) in seen:
-                continue
-            seen.add(id(value))
-            kind = type(value)
-            if kind in HANDLES or issubclass(kind, Image.Image):
-                found.append(value)
-            elif kind is FunctionType:
-                todo += value.__closure__ or ()
-            elif not issubclass(kind, _NOT_ENTERED):
-                todo.append(value)
-    return found
 
 
 def _keep_tensor(handle: Any) -> None:
