@@ -161,7 +161,7 @@ def run(pipeline: Pipeline, openers: Sequence[Opener], seed: int) -> tuple[list[
 
 def lazy_batch(handles: Sequence[Any]) -> LazyBatch:
     """The batch of some handles, unexecuted also where `default_collate` would execute it."""
-    return LazyBatch(program_of(handles, device_in_use(), INTERPRETED))
+    return LazyBatch(program_of([handle.lazy_recording for handle in handles], device_in_use(), INTERPRETED))
 
 
 def check_pipeline(
@@ -191,7 +191,11 @@ def check_pipeline(
             assert (handle.shape, handle.dtype, handle.ndim) == (tensor.shape, tensor.dtype, tensor.ndim)
             assert isinstance(handle, type(tensor))
         together = default_collate(expected)
-        kept = promise_of_calls([handle.lazy_ops for handle in handles], together) if promise is None else promise
+        kept = (
+            promise_of_calls([handle.lazy_recording.calls for handle in handles], together)
+            if promise is None
+            else promise
+        )
         kept = kept if runs_kernels() else EXACT
         collated = default_collate(handles)
         assert (type(collated) is LazyBatch) == runs_kernels()

@@ -144,11 +144,12 @@ def measure(
             expected = _expected(image, reference, calls)
             handles = _handles(image, reference, {name: calls[name] for name in expected}, device)
             promises = {
-                name: promise_of(handle.lazy_ops, handle.is_floating_point()) for name, handle in handles.items()
+                name: promise_of(handle.lazy_recording.calls, handle.is_floating_point())
+                for name, handle in handles.items()
             }
             fallbacks |= {(operation, reference): None for operation in expected if operation not in handles}
             for name, handle in handles.items():
-                recorded[name, reference] |= {op.name for op in handle.lazy_ops}
+                recorded[name, reference] |= {op.name for op in handle.lazy_recording.calls}
                 before, values = planned.get((name, reference), (promises[name], 0))
                 planned[name, reference] = _both(before, promises[name]), values + expected[name].numel()
             handles = {name: each for name, each in handles.items() if chosen(name, reference, promises[name])}

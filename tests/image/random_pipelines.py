@@ -256,7 +256,7 @@ def _compare_batches(stock: list[Outcome], ours: list[Outcome]) -> None:
         stock_batch = default_collate([stock_leaf for _, stock_leaf in pairs])
         made = batch.to(device_in_use()).cpu()
         assert type(made) is type(stock_batch)
-        promise = promise_of_calls([leaf.lazy_ops for leaf, _ in pairs], stock_batch)
+        promise = promise_of_calls([leaf.lazy_recording.calls for leaf, _ in pairs], stock_batch)
         assert_keeps(promise if runs_kernels() else EXACT, made, stock_batch)
 
 

@@ -94,20 +94,20 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
 
 def launch(handle: Any, *others: torch.dtype) -> None:
     """Launches what makes a batch of one image, in the dtype of the handle and in others."""
-    if isinstance(handle.lazy_source, FinishedSource):
+    if isinstance(handle.lazy_recording.source, FinishedSource):
         return
-    source = handle.lazy_source
-    program = make_program([source], [handle.lazy_ops], (1, *handle.shape), handle.lazy_dtype)
+    source = handle.lazy_recording.source
+    program = make_program([source], [handle.lazy_recording.calls], (1, *handle.shape), handle.lazy_recording.dtype)
     decoded = Decoded(torch.zeros(3 if source.mode == "RGB" else 1, *source.size[::-1], dtype=torch.uint8))
     memory = torch.empty(program.workspace_bytes, dtype=torch.uint8)
     places, _ = places_of([decoded], memory)
-    for dtype in {handle.lazy_dtype, *others}:
+    for dtype in {handle.lazy_recording.dtype, *others}:
         run_launches(program, memory, torch.empty((1, *handle.shape), dtype=dtype), places)
 
 
 def launch_in_all(handle: Any) -> None:
     """In every dtype that can be asked for."""
-    narrow = handle.lazy_dtype.itemsize == 2
+    narrow = handle.lazy_recording.dtype.itemsize == 2
     launch(handle, *(() if narrow else FLOATS))
 
 

@@ -36,7 +36,7 @@ from torchvision.transforms import v2
 
 import torch_sink
 from torch_sink.image import stand_ins
-from torch_sink.image.decode.source import PixelSource
+from torch_sink.image.decode.source import PixelSource, beginning
 from torch_sink.image.handles import names
 from torch_sink.image.handles.file import LazyJpegImageFile
 from torch_sink.image.handles.image import LazyImage
@@ -219,7 +219,7 @@ def image_of(image: PIL.Image.Image) -> PIL.Image.Image:
     """A handle of a copy of a Pillow image."""
     if not is_on() or image.mode not in ("L", "RGB") or 0 in image.size or image.info:
         return image
-    return LazyImage(PixelSource(image.copy()), (), image.size, image.mode)
+    return LazyImage(beginning(PixelSource(image.copy())))
 
 
 def one(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -280,15 +280,17 @@ def loaded_by_kernels(stock: Callable[..., Any]) -> Callable[..., Any]:
     """For `LazyImage._load`: the pixels of an image are those of the tensor that it would become."""
 
     def load(image: Any) -> Any:
-        if is_on() and image.is_recording and image.lazy_ops and image.mode in ("L", "RGB"):
-            values = v2.functional.pil_to_tensor(image.record())
+        if is_on() and image.is_recording and image.lazy_recording.calls and image.mode in ("L", "RGB"):
+            values = v2.functional.pil_to_tensor(image.copy())
             info = image.info if "info" in vars(image) else None
             if type(values) is LazyTensor:
                 array = values.materialize().permute(1, 2, 0).numpy()
                 pixels = PIL.Image.fromarray(np.ascontiguousarray(array if image.mode == "RGB" else array[:, :, 0]))
                 pixels.info = dict(info or {})
                 pixels.load()
-                vars(image).update(lazy_source=PixelSource(pixels, image.lazy_source.path), lazy_ops=())
+                recording = image.lazy_recording
+                source = PixelSource(pixels, recording.source.path)
+                vars(image).update(lazy_recording=recording.of_pixels(source))
         return stock(image)
 
     return load

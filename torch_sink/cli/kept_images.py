@@ -20,11 +20,14 @@ _NOT_ENTERED = (type, ModuleType, GeneratorType, CoroutineType, FrameType, torch
 def said_of_images_in(dataset: object) -> str:
     """For readers: how many images a dataset keeps in memory, and as what; "" where there are none."""
     images = images_in(dataset)
-    files = sum(
-        isinstance(getattr(image, "lazy_source", None), EncodedSource) for image in images if has_no_pixels(image)
-    )
+    files = sum(map(is_file, filter(has_no_pixels, images)))
     as_files = f"; {files} of them as files, which the GPU decodes for each batch" if files else ""
     return f"{len(images)} images are kept in memory by the dataset: decoded once{as_files}" if images else ""
+
+
+def is_file(image: Any) -> bool:
+    """Whether an image whose pixels do not exist yet is one of a file that a program did not decode."""
+    return isinstance(getattr(getattr(image, "lazy_recording", None), "source", None), EncodedSource)
 
 
 def images_in(dataset: object) -> list[Any]:

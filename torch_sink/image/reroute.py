@@ -56,6 +56,8 @@ Row = tuple[Any, Any, Make]
 TV_TENSORS = (tv_tensors.Image, tv_tensors.Mask, tv_tensors.BoundingBoxes, tv_tensors.KeyPoints, tv_tensors.Video)
 # Functionals whose stock code calls methods of Pillow's images.
 _THROUGH_METHODS = ("hflip", "vflip", "crop", "resize", "affine", "rotate", "perspective")
+# Kernels of `transforms.v2` on tensors whose stock code calls what records.
+_THROUGH_OTHERS = ("five_crop", "ten_crop")
 _CONVERSIONS = {
     "to_tensor": (functional,),
     "pil_to_tensor": (functional, v2.functional, _type_conversion),
@@ -69,7 +71,7 @@ def _rows() -> Iterator[Row]:
     yield torchvision, "set_image_backend", lambda stock: settings.set_backend
     yield torchvision, "_image_backend", lambda stock: "device"
     yield folder, "pil_loader", around(pil_loader)
-    yield PIL.Image, "fromarray", around(from_array)
+    yield PIL.Image, "fromarray", before(from_array)
     yield PIL.Image, "frombuffer", from_buffer
     yield PIL.Image.OPEN, "JPEG", lambda entry: (around(jpeg_factory)(entry[0]), *entry[1:])
     for name, call in OPERATORS.items():
@@ -87,12 +89,14 @@ def _rows() -> Iterator[Row]:
     for name, function in vars(_functional_tensor).items():
         if inspect.isfunction(function) and function.__module__ == _functional_tensor.__name__ and name[0] != "_":
             yield _functional_tensor, name, stand_ins.tensor_kernel("v1", name)
-    for name in ("five_crop", "ten_crop"):
-        yield functional, name, stand_ins.tensor_kernel("v1", name)
     yield functional, "resized_crop", stand_ins.on_image("pil.resized_crop", by_methods=True)
     for name, modules in _CONVERSIONS.items():
         for module in modules:
-            yield module, name, stand_ins.on_image(f"functional.{name}")
+            yield (
+                module,
+                name,
+                stand_ins.on_image(f"functional.{name}", kind=LazyTVImage if name == "to_image" else None),
+            )
     make = stand_ins.on_tensor("convert_image_dtype", stand_ins.to_scaled_dtype, makes_pure=True)
     for module in (v2.functional, _misc):
         yield module, "convert_image_dtype", make
@@ -138,10 +142,17 @@ def _kernel_rows() -> Iterator[Row]:
         if PIL.Image.Image in kernels and not name.startswith("get_"):
             yield kernels, PIL.Image.Image, stand_ins.pillow_kernel(name)
         for kind, stock_type in ((LazyTensor, torch.Tensor), (LazyTVImage, tv_tensors.Image)):
-            if stock_type in kernels:
+            if stock_type in kernels and name in _THROUGH_OTHERS:
+                yield kernels, kind, functools.partial(_other_than, kernels[stock_type])
+            elif stock_type in kernels:
                 yield kernels, kind, stand_ins.handle_kernel(name, function)
         if name in EACH_ALONE:
             yield kernels, LazyBatch, stand_ins.handle_kernel(name, kernels[torch.Tensor])
+
+
+def _other_than(kernel: Any, stock: Any) -> Any:
+    """For a place where a kernel of another place stands."""
+    return kernel
 
 
 def _scriptable(make: Make) -> Make:

@@ -23,7 +23,10 @@ from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
 from torch_sink.image.core.fallback import MUTED, count_function_modes, executing, report_fallback
 from torch_sink.image.core.first_batch import note_array
-from torch_sink.image.core.ops import Recorder
+from torch_sink.image.core.ops import Recorder, made_by
+from torch_sink.image.core.recording import Recording
+from torch_sink.image.decode.source import beginning
+from torch_sink.image.handles.array import ArrayImage, pixels_of
 from torch_sink.image.handles.image import LazyImage, lazy_image
 from torch_sink.image.handles.names import stock_type
 from torch_sink.image.handles.tensor import HANDLES, Handle, LazyTensor, LazyTVImage
@@ -53,20 +56,23 @@ def before(function: Stock) -> Make:
 _MISSING = object()
 
 
-def on_image(name: str, *, by_methods: bool = False) -> Make:
+def on_image(name: str, *, by_methods: bool = False, kind: type | None = None) -> Make:
     """Makes stand-ins for functionals on Pillow images, and for conversions, which also take tensors.
 
     With `by_methods`, stock code gets a handle, whose methods record, if the recorder of `name` does not take a call.
+    `kind` is that of the handles of tensors which the function returns, if it is another one.
     """
-    return _on_image(RECORDERS[name], by_methods or name in TAKE_PALETTES, by_methods)
+    return _on_image(RECORDERS[name], by_methods or name in TAKE_PALETTES, by_methods, kind)
 
 
 def through_methods(stock: Stock) -> Stock:
     """The stand-in for a functional whose stock code calls Pillow methods that `LazyImage` records."""
-    return _on_image(lambda *args, **kwargs: NotImplemented, palettes=True, by_methods=True)(stock)
+    return _on_image(None, palettes=True, by_methods=True)(stock)
 
 
-def _on_image(recorder: Recorder, palettes: bool, by_methods: bool = False) -> Make:
+def _on_image(
+    recorder: Recorder | None, palettes: bool, by_methods: bool = False, kind_of_result: type | None = None
+) -> Make:
     def make(stock: Stock) -> Stock:
         first = next(iter(inspect.signature(stock).parameters))
 
@@ -79,6 +85,11 @@ def _on_image(recorder: Recorder, palettes: bool, by_methods: bool = False) -> M
             kind = type(image)
             if kind is Image.Image and MUTED.depth:
                 return stock(image, *args, **kwargs)
+            if kind is ArrayImage and recorder is not None and not MUTED.depth:
+                begun = beginning(pixels_of(image))
+                made = made_by(recorder, begun, *args, **kwargs)
+                if made is not NotImplemented:
+                    return LazyImage.handle_of(image, made, begun, kind_of_result)
             is_pillow = issubclass(kind, Image.Image)
             if kind is LazyImage and image._im is None and (palettes or image._mode != "P"):
                 handle: Any = image  # as `lazy_image` says, without a call
@@ -87,7 +98,10 @@ def _on_image(recorder: Recorder, palettes: bool, by_methods: bool = False) -> M
             else:
                 handle = image if kind in HANDLES and image.is_recording else None
             if handle is not None:
-                made = recorder(handle, *args, **kwargs)
+                made = NotImplemented
+                if recorder is not None:
+                    begun = handle.lazy_recording
+                    made = handle.handle_of(made_by(recorder, begun, *args, **kwargs), begun, kind_of_result)
                 if made is NotImplemented:
                     made = stock(handle if by_methods else image, *args, **kwargs)
                 return image if made is handle else made  # some return what they get where they have nothing to do
@@ -137,14 +151,13 @@ def on_tensor(name: str, recorder: Recorder | None, makes_pure: bool = False) ->
                 each = type(image) is LazyBatch and recorder is not None and name in EACH_ALONE
                 made = image.record_each(recorder, *args, **kwargs) if each else NotImplemented
                 return stock(image, *args, **kwargs) if made is NotImplemented else made
-            is_recording, ops = image.is_recording, image.lazy_ops
+            is_recording = image.is_recording
             if is_recording and recorder is not None:
-                made = recorder(image, *args, **kwargs)
+                begun = image.lazy_recording
+                made = made_by(recorder, begun, *args, **kwargs)
+                made = image.handle_of(made, begun, LazyTensor if makes_pure and made is not begun else None)
                 if made is not NotImplemented:
-                    if makes_pure and type(made) is tuple and type(image) is LazyTVImage:
-                        return tuple(part.as_subclass(torch.Tensor) for part in made)
-                    is_computed = type(made) is LazyTVImage and (made is not image or made.lazy_ops is not ops)
-                    return made.as_subclass(torch.Tensor) if makes_pure and is_computed else made
+                    return made
             dtype = image.dtype
             with executing():
                 # Wrong arguments raise here, and are no fallback.
@@ -162,11 +175,11 @@ def on_tensor(name: str, recorder: Recorder | None, makes_pure: bool = False) ->
 
 
 _QUERIES: dict[str, Recorder] = {
-    "get_dimensions": lambda handle: list(handle.lazy_shape),
-    "get_image_num_channels": lambda handle: handle.lazy_shape[0],
-    "get_image_size": lambda handle: [handle.lazy_shape[2], handle.lazy_shape[1]],
-    "get_num_channels": lambda handle: handle.lazy_shape[0],
-    "get_size": lambda handle: list(handle.lazy_shape[1:]),
+    "get_dimensions": lambda image: list(image.shape),
+    "get_image_num_channels": lambda image: image.shape[0],
+    "get_image_size": lambda image: list(image.size),
+    "get_num_channels": lambda image: image.shape[0],
+    "get_size": lambda image: list(image.shape[1:]),
 }
 
 
@@ -182,9 +195,9 @@ def handle_kernel(name: str, function: Stock) -> Make:
     return lambda stock: tensor_kernel("v2", name)(function)
 
 
-def to_scaled_dtype(handle: Any, dtype: torch.dtype = torch.float32) -> Any:
+def to_scaled_dtype(image: Recording, dtype: torch.dtype = torch.float32) -> Any:
     """Records `v2.functional.convert_image_dtype`, a kernel that user code calls by itself."""
-    return RECORDERS["v2.to_dtype"](handle, dtype, True)
+    return RECORDERS["v2.to_dtype"](image, dtype, True)
 
 
 # --- what torchvision's functionals and transforms share
@@ -351,7 +364,7 @@ def image_ops(stock: ModuleType) -> ModuleType:
 def _recorded(stock: Stock, name: str, image: Any, *args: Any, **kwargs: Any) -> Any:
     """Records a call of a module of Pillow on a handle that is no palette image; any other call goes to `stock`."""
     records = getattr(image, "is_recording", False) and image.mode != "P"
-    made = RECORDERS[name](image, *args, **kwargs) if records else NotImplemented
+    made = image.record(RECORDERS[name], *args, **kwargs) if records else NotImplemented
     return stock(image, *args, **kwargs) if made is NotImplemented else made
 
 

@@ -265,7 +265,7 @@ def arranged(image: Any, form: str) -> tuple[Any, ...]:
 
 
 def _try_once(call: Callable[..., Any], image: Any, form: str) -> str:
-    inputs, before = arranged(image, form), image.lazy_ops
+    inputs, before = arranged(image, form), image.lazy_recording.calls
     ledger.counts.clear()
     try:
         result = call(*inputs)
@@ -288,7 +288,7 @@ def _try_once(call: Callable[..., Any], image: Any, form: str) -> str:
         return RECORDED
     if not all(type(part) in (LazyImage, *HANDLES) and part.is_recording for part in parts):
         return FALLBACK
-    return PASSES if all(part.lazy_ops == before for part in parts) else RECORDED
+    return PASSES if all(part.lazy_recording.calls == before for part in parts) else RECORDED
 
 
 @contextmanager

@@ -133,7 +133,7 @@ def test_recording_resumes_after_a_fallback() -> None:
         handle = transform()(opener(encoded(30, 31))())
         assert handle.is_recording
         after = v1.Compose([v1.Lambda(inverted), v1.Resize(10), v1.ToTensor()])(opener(encoded(30, 31))())
-        assert [op.name for op in after.lazy_ops] == ["pil.resize", "to_tensor"]
+        assert [op.name for op in after.lazy_recording.calls] == ["pil.resize", "to_tensor"]
 
 
 def only_row() -> tuple[str, str]:

@@ -71,7 +71,7 @@ def check_same(stock: Any, made: Any) -> bool:
         assert made == stock
         return False
     assert made.shape == stock.shape
-    waits = type(made) is LazyTensor and isinstance(made.lazy_source, EncodedSource)
+    waits = type(made) is LazyTensor and isinstance(made.lazy_recording.source, EncodedSource)
     assert_same_bits(made.materialize() if isinstance(made, Handle) else made, stock)
     return waits
 

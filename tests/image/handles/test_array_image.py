@@ -349,6 +349,6 @@ def test_torchvisions_own_datasets_unpack_nothing(kind: Any, monkeypatch: pytest
         for at, (image, label) in enumerate(expected):
             made, made_label = dataset[at]
             assert type(made) is LazyTensor
-            assert type(made.lazy_source) is BytesSource
+            assert type(made.lazy_recording.source) is BytesSource
             same_value(made._stock_type(made._replayed()), image)
             assert made_label == label

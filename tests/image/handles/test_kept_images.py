@@ -23,7 +23,7 @@ from image.cases import encoded
 from image.check import assert_same_bits
 from image.decode.test_bad_input import corrupt
 from torch_sink.cli.explain import explain, report_of
-from torch_sink.cli.kept_images import images_in
+from torch_sink.cli.kept_images import images_in, is_file
 from torch_sink.cli.pipelines import pipeline_of
 from torch_sink.image.core import uses
 from torch_sink.image.decode.source import EncodedSource, PixelSource
@@ -145,7 +145,7 @@ def assert_same_batches(made: Sequence[Any], expected: Sequence[Any]) -> None:
 
 def files_in(dataset: Any) -> int:
     """Whole files that are still held."""
-    return sum(isinstance(getattr(image, "lazy_source", None), EncodedSource) for image in images_in(dataset))
+    return sum(is_file(image) for image in images_in(dataset))
 
 
 MODES: dict[str, dict[str, Any]] = {
@@ -347,7 +347,7 @@ def test_threads_share_a_kept_image(paths: list[Path]) -> None:
                 thread.start()
             for thread in threads:
                 thread.join()
-            assert isinstance(image.lazy_source, PixelSource)
+            assert isinstance(image.lazy_recording.source, PixelSource)
     assert not wrong
 
 

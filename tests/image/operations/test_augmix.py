@@ -85,7 +85,7 @@ def test_a_fill_for_each_type(kind: str) -> None:
 def test_what_follows_is_recorded(kind: str) -> None:
     with torch_sink.image_backend("device", device="meta"):
         made, _ = run(INPUTS[kind](), IMAGES, 4)
-    assert all(isinstance(one, Handle) and len(one.lazy_ops) == 2 for one in made)
+    assert all(isinstance(one, Handle) and len(one.lazy_recording.calls) == 2 for one in made)
 
 
 @pytest.mark.parametrize("kind", INPUTS)

@@ -129,9 +129,9 @@ def test_what_is_recorded(name: str) -> None:
     kernel = {**RECORDED, **IN_STOCK_CODE}[name]()
     with torch_sink.image_backend("device", device="cpu"):
         image = F.hflip(opener(encoded(23, 17))())
-        made = RECORDERS["Image.filter"](image, kernel)
+        made = image.record(RECORDERS["Image.filter"], kernel)
         assert (made is not NotImplemented) == (name in RECORDED)
-        assert name not in RECORDED or (made.is_recording and made.lazy_ops[-1].name == "pil.kernel")
+        assert name not in RECORDED or (made.is_recording and made.lazy_recording.calls[-1].name == "pil.kernel")
 
 
 @pytest.mark.parametrize("mode", ["1", "P", "LA", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "I", "I;16", "F"])
@@ -150,7 +150,7 @@ def test_smaller_images_than_the_kernel(size: tuple[int, int]) -> None:
         expected = outcome(image, kernel)
         with torch_sink.image_backend("device", device="cpu"):
             made = F.hflip(F.hflip(image)).filter(kernel)
-            assert len(made.lazy_ops) == 2 + (min(size) >= kernel.filterargs[0][0])
+            assert len(made.lazy_recording.calls) == 2 + (min(size) >= kernel.filterargs[0][0])
             assert made.tobytes() == expected[0][-1]
 
 
@@ -172,7 +172,7 @@ def test_differences_are_not_enlarged(kernel: Any, records: bool) -> None:
     """Behind torchvision's blur, whose last bits depend on the processor."""
     with torch_sink.image_backend("device", device="cpu"):
         image = F.gaussian_blur(opener(encoded(23, 17))(), 3)
-        assert (RECORDERS["Image.filter"](image, kernel) is not NotImplemented) == records
+        assert (image.record(RECORDERS["Image.filter"], kernel) is not NotImplemented) == records
 
 
 EXACT = {"BLUR", "CONTOUR", "EDGE_ENHANCE", "EDGE_ENHANCE_MORE", "EMBOSS", "FIND_EDGES", "SHARPEN"}
@@ -188,10 +188,10 @@ def test_where_pillow_rounds_a_product_and_a_sum_once(monkeypatch: pytest.Monkey
         recorded = {
             name
             for name in EXACT | ROUNDED
-            if RECORDERS["Image.filter"](image, getattr(ImageFilter, name)) is not NotImplemented
+            if image.record(RECORDERS["Image.filter"], getattr(ImageFilter, name)) is not NotImplemented
         }
         steep = Kernel((3, 3), [1 << 12] * 9, 1)
-        assert RECORDERS["Image.filter"](image, steep) is NotImplemented
+        assert image.record(RECORDERS["Image.filter"], steep) is NotImplemented
     assert recorded == EXACT
 
 

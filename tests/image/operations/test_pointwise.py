@@ -140,7 +140,7 @@ def check(kind: str, call: Callable[[Any], Any], is_recorded: bool) -> None:
             if is_recorded and ours.lazy_base is None:
                 batch = lazy_batch([ours, ours]).to(device_in_use()).cpu()
                 together = default_collate([stock.as_subclass(torch.Tensor)] * 2)
-                promise = promise_of_calls([ours.lazy_ops], together)
+                promise = promise_of_calls([ours.lazy_recording.calls], together)
                 assert_keeps(promise if runs_kernels() else EXACT, batch, together)
         for ours, stock in zip(made, expected, strict=True):
             assert_same_bits(ours.materialize() if isinstance(ours, Handle) else ours, stock)

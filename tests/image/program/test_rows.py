@@ -28,8 +28,10 @@ TABLED = (Kind.REMAP, Kind.PASTE, *range(Kind.LOOKUP, Kind.AFFINE), *range(Kind.
 
 
 def program_of(images: list[Any]) -> Program:
-    sources, calls = [image.lazy_source for image in images], [image.lazy_ops for image in images]
-    return make_program(sources, calls, (len(images), *images[0].lazy_shape), images[0].lazy_dtype, "meta")
+    recordings = [image.lazy_recording for image in images]
+    shape = len(images), *recordings[0].shape
+    sources, calls = [image.source for image in recordings], [image.calls for image in recordings]
+    return make_program(sources, calls, shape, recordings[0].dtype, "meta")
 
 
 def atoms_of(operations: np.ndarray) -> np.ndarray:
@@ -88,7 +90,7 @@ def batches(seeds: range, folder: Path) -> Iterator[list[Any]]:
         for outcome in [*run(scenario, seed), *run(scenario, seed + 1)]:
             for leaf in tree_leaves(outcome.result):
                 if isinstance(leaf, Handle) and leaf.is_recording:
-                    groups.setdefault((leaf.lazy_shape, leaf.lazy_dtype), []).append(leaf)
+                    groups.setdefault((leaf.lazy_recording.shape, leaf.lazy_recording.dtype), []).append(leaf)
         yield from groups.values()
 
 

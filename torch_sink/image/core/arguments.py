@@ -9,14 +9,10 @@ from typing import Any
 import torch
 
 from torch_sink.image.core.ops import Op, calls_from_bytes, makes_bytes, makes_floats
+from torch_sink.image.core.recording import Recording
 
 # Left, top, right and bottom of a padding, in pixels.
 Sides = tuple[int, int, int, int]
-
-
-def is_pillow(handle: Any) -> bool:
-    """True for the handle of a Pillow image, False for that of a tensor."""
-    return hasattr(handle, "as_tensor")
 
 
 def is_number(value: Any) -> bool:
@@ -37,15 +33,15 @@ def color_of(fill: Any, channels: int) -> Any:
     return (int(fill),) * channels if channels > 1 else int(fill)
 
 
-def fill_of_each_channel(handle: Any, fill: Any) -> Any:
+def fill_of_each_channel(image: Recording, fill: Any) -> Any:
     """A fill of a tensor as one float a channel, None where there is none, or `NotImplemented` if unsupported."""
     if fill is None:
         return None
     values = tuple(fill) if isinstance(fill, (list, tuple)) else (fill,)
-    channels = handle.lazy_shape[0]
+    channels = image.shape[0]
     if len(values) not in (1, channels) or not all(map(is_number, values)):
         return NotImplemented
-    if handle.lazy_dtype == torch.uint8 and not all(0 <= value <= 255 for value in values):
+    if image.dtype == torch.uint8 and not all(0 <= value <= 255 for value in values):
         return NotImplemented
     return tuple(map(float, values)) * (channels if len(values) == 1 else 1)
 
@@ -89,9 +85,9 @@ def padding_fits(sides: Sides, mode: str, height: int, width: int) -> bool:
     return max(sides[0], sides[2]) <= width - beside and max(sides[1], sides[3]) <= height - beside
 
 
-def is_computed_in_float32(family: str, handle: Any) -> bool:
+def is_computed_in_float32(family: str, image: Recording) -> bool:
     """True where stock code computes in float32, or in Pillow; a script's default dtype changes that for bytes."""
-    return family == "pil" or handle.lazy_dtype != torch.uint8 or torch.get_default_dtype() == torch.float32
+    return family == "pil" or image.dtype != torch.uint8 or torch.get_default_dtype() == torch.float32
 
 
 def is_factor(factor: Any) -> bool:
@@ -108,40 +104,40 @@ def fits_range(written: Any) -> bool:
     return all(0 <= value <= 1 for value in (written if isinstance(written, (tuple, list)) else (written,)))
 
 
-# --- what is known of the values that a handle stands for
+# --- what is known of the values that a image stands for
 #
 # torch's own float kernels round differently on different processors, so after some calls the kernels agree with stock
 # code to within a rounding only. A call that turns such a difference into a large one, a threshold for instance, is not
 # recorded there: it falls back to stock torchvision.
 
 
-def is_rounded_by_torch(handle: Any) -> bool:
-    """True for a handle whose uint8 values torch computes through floats whose last bits depend on the processor."""
-    return any(op.promise.is_rounded for op in handle.lazy_ops)
+def is_rounded_by_torch(image: Recording) -> bool:
+    """True for a image whose uint8 values torch computes through floats whose last bits depend on the processor."""
+    return any(op.promise.is_rounded for op in image.calls)
 
 
-def _since_conversion(handle: Any) -> tuple[Op, ...]:
+def _since_conversion(image: Recording) -> tuple[Op, ...]:
     """The call that last turned bytes into floats, and those after it."""
-    ops = handle.lazy_ops
+    ops = image.calls
     end_of_bytes = max((at for at, op in enumerate(ops) if makes_bytes(op)), default=-1) + 1
     return ops[next(at for at in range(end_of_bytes, len(ops)) if makes_floats(ops[at])) :]
 
 
-def is_tabled(handle: Any) -> bool:
+def is_tabled(image: Recording) -> bool:
     """True for floats that a table of 256 values makes of bytes, with stock code's bits in every float type."""
-    return calls_from_bytes(handle.lazy_ops) is not None
+    return calls_from_bytes(image.calls) is not None
 
 
-def is_scaled_bytes(handle: Any) -> bool:
+def is_scaled_bytes(image: Recording) -> bool:
     """True for float32 values that are bytes divided by 255, in any position: converted back they are these bytes."""
-    conversion, *others = _since_conversion(handle)
-    is_scaled = handle.lazy_dtype == torch.float32 and not conversion.operation.leaves_range(conversion)
+    conversion, *others = _since_conversion(image)
+    is_scaled = image.dtype == torch.float32 and not conversion.operation.leaves_range(conversion)
     return is_scaled and all(op.operation.moves for op in others)
 
 
-def leaves_range(handle: Any, also_by_overshoot: bool = False) -> bool:
+def leaves_range(image: Recording, also_by_overshoot: bool = False) -> bool:
     """True where float32 values may lie anywhere, as after `Normalize`, or close to [0, 1] by a bicubic filter."""
-    ops = _since_conversion(handle) if handle.lazy_dtype == torch.float32 else ()
+    ops = _since_conversion(image) if image.dtype == torch.float32 else ()
     clamped = max((at for at, op in enumerate(ops) if op.operation.clamps(op)), default=-1)
     return any(
         op.operation.leaves_range(op) or (also_by_overshoot and op.operation.overshoots(op))

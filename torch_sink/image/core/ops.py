@@ -4,8 +4,8 @@ Three words, one meaning each: an `Op` is one recorded call, a name and argument
 calls, all that the package knows of them; `operations/` holds them, one file a family. An atom is a piece of kernel
 work, several of which may make up a call (`core/lowering.py`).
 
-Replaying the recorded calls in order, in stock code, is the definition of what a handle stands for; the kernels have to
-give the same values.
+Replaying the recorded calls in order, in stock code, is the definition of what a `Recording` stands for; the kernels
+have to give the same values.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ import torch
 
 if TYPE_CHECKING:
     from torch_sink.image.core.examples import Arguments, Example
+    from torch_sink.image.core.recording import Recording
 
 Stock = Callable[..., Any]
 Lower = Callable[..., None]
-# Takes a handle and the arguments of the stock function that it stands in for, and returns the new handle, or
+# Takes a `Recording` and the other arguments of the stock function that it stands in for, and returns another one, or
 # `NotImplemented` if unsupported: the caller falls back.
 Recorder = Callable[..., Any]
 
@@ -63,6 +64,12 @@ class Op(NamedTuple):
 
 class InPlaceOp(Op):
     """A recorded call in place: stock code writes its result to the tensor itself, which so keeps its strides."""
+
+    __slots__ = ()
+
+
+class ViewOp(Op):
+    """A recorded call whose result shares memory with its input in stock code."""
 
     __slots__ = ()
 
@@ -155,8 +162,7 @@ class Operation:
             PIXEL_CALLS.update(LOWER.keys() & self.stock.keys())
         for name, recorder in self.record.items():
             has_family = isinstance(name, str) and name.startswith(("v1.", "v2."))
-            call = functools.partial(recorder, name[:2]) if has_family else recorder
-            recorded(name, of="an operation")(if_it_fits(call))
+            recorded(name, of="an operation")(functools.partial(recorder, name[:2]) if has_family else recorder)
         TAKE_PALETTES.update(self.record if self.takes_palettes else ())
 
 
@@ -193,26 +199,16 @@ def recorded(*names: Any, of: str) -> Callable[[Recorder], Recorder]:
     return register
 
 
-def if_it_fits(function: Recorder) -> Recorder:
-    """`function`, or `NotImplemented` where it does not take the arguments; stock code then says what is wrong."""
-    parameters = inspect.signature(function).parameters.values()
-    names = {parameter.name for parameter in parameters}
-    least = sum(parameter.default is parameter.empty and parameter.kind not in _ANY for parameter in parameters)
-    kinds = {parameter.kind for parameter in parameters}
-    most = math.inf if kinds & _ANY else len(names)
-    takes_any_name = inspect.Parameter.VAR_KEYWORD in kinds
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if not kwargs:
-            return function(*args) if least <= len(args) <= most else NotImplemented
-        fits = least <= len(args) + len(kwargs) <= most and (takes_any_name or kwargs.keys() <= names)
-        return function(*args, **kwargs) if fits else NotImplemented
-
-    return call
-
-
-_ANY = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+def made_by(recorder: Recorder, *args: Any, **kwargs: Any) -> Any:
+    """What a recorder makes; `NotImplemented` where it takes no such arguments: stock code then says what is wrong."""
+    try:
+        return recorder(*args, **kwargs)
+    except TypeError:
+        try:
+            inspect.signature(recorder).bind(*args, **kwargs)
+        except TypeError:
+            return NotImplemented
+        raise
 
 
 def always(op: Op) -> bool:
@@ -230,9 +226,9 @@ def both(name: str, recorder: Recorder) -> dict[Any, Recorder]:
     return {f"v1.{name}": recorder, f"v2.{name}": recorder}
 
 
-def record_maybe_in_place(handle: Any, in_place: bool, name: str, args: tuple[Any, ...]) -> Any:
-    """Records a call that gives a new handle, or changes what the handle and its aliases stand for."""
-    return handle.record_in_place(InPlaceOp(name, args)) if in_place else handle.record(Op(name, args))
+def record_maybe_in_place(image: Recording, in_place: bool, name: str, args: tuple[Any, ...]) -> Any:
+    """Records a call that gives a new tensor, or changes the tensor itself."""
+    return image.record((InPlaceOp if in_place else Op)(name, args))
 
 
 def makes_floats(op: Op) -> bool:

@@ -18,6 +18,7 @@ from torch_sink.errors import DecodeError
 from torch_sink.image.core import settings
 from torch_sink.image.core.fallback import executing
 from torch_sink.image.core.ops import Op, count_before_values, makes_floats, replay
+from torch_sink.image.core.recording import Recording
 from torch_sink.image.decode.jpeg_header import JpegHeader, read_jpeg_header
 
 IN_MEMORY = "an image in memory"  # in the place of a path
@@ -154,23 +155,30 @@ def replayed(source: Source, ops: Sequence[Op], in_place: bool = False) -> Any:
     return replay(source.decode(), ops, in_place)
 
 
-def made_here(source: Source, ops: tuple[Op, ...]) -> tuple[Source, tuple[Op, ...]]:
-    """For a machine without a device: decodes the file and runs calls now; returns the new source and remaining calls.
+def beginning(source: EncodedSource | PixelSource) -> Recording:
+    """The recording of an image on which nothing is recorded yet."""
+    (width, height), mode = source.size, source.mode
+    return Recording(source, (), (3 if mode == "RGB" else 1, height, width), mode=mode)
+
+
+def made_here(recording: Recording) -> Recording:
+    """For a machine without a device: decodes the file and runs calls now.
 
     Last calls that work value by value remain for the batch, where they run on many images together. So do all calls
     from the first one whose bits depend on the processor: fewer could be recorded after its values. All calls on a
     damaged file remain: the policy of its batch decides about its sample.
     """
-    count = count_before_values(ops)
-    count = next((at for at, op in enumerate(ops[:count]) if op.promise.is_rounded or makes_floats(op)), count)
+    source, calls = recording.source, recording.calls
+    count = count_before_values(calls)
+    count = next((at for at, op in enumerate(calls[:count]) if op.promise.is_rounded or makes_floats(op)), count)
     if isinstance(source, FinishedSource) or not (count or isinstance(source, EncodedSource)):
-        return source, ops
+        return recording
     try:
         with executing():
-            made = replayed(source, ops[:count], in_place=True)
+            made = replayed(source, calls[:count], in_place=True)
     except DecodeError:
-        return source, ops
-    return source_of(made, source.path), ops[count:]
+        return recording
+    return recording.of_pixels(source_of(made, source.path), calls[count:])
 
 
 def source_of(made: torch.Tensor | Image.Image, path: str) -> Source:

@@ -86,7 +86,9 @@ def from_array(stock: Callable[..., Image.Image], *args: Any, **kwargs: Any) -> 
         return stock(obj)
     mode, size = ("L" if len(shape) == 2 else "RGB"), shape[1::-1]
     data = obj if obj.flags.c_contiguous else obj.tobytes()
-    return Image.frombuffer(mode, size, data, "raw", mode, 0, 1)
+    if Image.frombuffer is not _stand_in or 0 in size or not _is_on():
+        return Image.frombuffer(mode, size, data, "raw", mode, 0, 1)
+    return _array_image(mode, size, data)
 
 
 def from_buffer(stock: Callable[..., Image.Image]) -> Callable[..., Image.Image]:
@@ -97,8 +99,7 @@ def from_buffer(stock: Callable[..., Image.Image]) -> Callable[..., Image.Image]
 
     @functools.wraps(stock)
     def stand_in(*args: Any, **kwargs: Any) -> Image.Image:
-        active = settings.active
-        if active is None or not active.device or active.interpreted or len(args) != 7 or kwargs or is_executing():
+        if len(args) != 7 or kwargs or not _is_on():
             return stock(*args, **kwargs)
         mode, size, data, decoder, raw_mode, stride, step = args
         if (decoder, raw_mode, stride, step) != ("raw", mode, 0, 1) or mode not in ("L", "RGB"):
@@ -108,14 +109,29 @@ def from_buffer(stock: Callable[..., Image.Image]) -> Callable[..., Image.Image]
         is_size = type(size) is tuple and len(size) == 2 and type(size[0]) is type(size[1]) is int and min(size) > 0
         if not (is_known and is_size) or size[0] * size[1] * len(mode) != (len(data) if is_bytes else data.nbytes):
             return stock(*args)
-        image, shares = ArrayImage.__new__(ArrayImage), mode == "L"
-        fields = image.__dict__  # those of Image.Image, filled directly: its __init__ would use `__setattr__`
-        fields["_mode"], fields["_size"], fields["palette"], fields["info"] = mode, size, None, {}
-        fields["_readonly"], fields["_exif"] = 1 if shares else 0, None
-        fields["lazy_values"] = mode, size, data if shares or is_bytes else data.tobytes()
-        return image
+        return _array_image(mode, size, data)
 
+    global _stand_in
+    _stand_in = stand_in
     return stand_in
+
+
+_stand_in: Any = None  # for `Image.frombuffer`
+
+
+def _is_on() -> bool:
+    active = settings.active
+    return active is not None and bool(active.device) and not active.interpreted and not is_executing()
+
+
+def _array_image(mode: str, size: tuple[int, int], data: Any) -> Image.Image:
+    """The image of bytes, or of a contiguous array, whose number is right."""
+    image, shares = ArrayImage.__new__(ArrayImage), mode == "L"
+    fields = image.__dict__  # those of Image.Image, filled directly: its __init__ would use `__setattr__`
+    fields["_mode"], fields["_size"], fields["palette"], fields["info"] = mode, size, None, {}
+    fields["_readonly"], fields["_exif"] = 1 if shares else 0, None
+    fields["lazy_values"] = mode, size, data if shares or type(data) is bytes else data.tobytes()
+    return image
 
 
 def agrees(image: Image.Image) -> bool:

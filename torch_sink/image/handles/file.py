@@ -26,12 +26,14 @@ from torchvision.io import ImageReadMode
 from torch_sink.image.core import settings, uses
 from torch_sink.image.core.fallback import executing, image_of, is_executing, ledger, report_fallback
 from torch_sink.image.core.ops import Op, replay
+from torch_sink.image.core.recording import Recording
 from torch_sink.image.decode import proof
 from torch_sink.image.decode.jpeg_header import START_OF_IMAGE
 from torch_sink.image.decode.source import (
     IN_MEMORY,
     EncodedSource,
     PixelSource,
+    beginning,
     encoded_source,
     is_worth_keeping,
     read_file,
@@ -180,7 +182,7 @@ def pil_loader(stock: Callable[..., Any], path: Any) -> Image.Image:
         return stock(path)  # raises what stock code raises; an open file's descriptor is read through `Image.open`
     source = None if data is None else encoded_source(data, name, "RGB")
     if source is not None:
-        return LazyImage(source, (), source.size, "RGB")
+        return LazyImage(beginning(source))
     try:
         with executing():
             # What is no file, as a pipe, gives its bytes once.
@@ -190,7 +192,7 @@ def pil_loader(stock: Callable[..., Any], path: Any) -> Image.Image:
         if name in str(error):
             raise
         raise type(error)(f"{error} (in {name})") from error
-    return LazyImage(PixelSource(image, name), (), image.size, "RGB")
+    return LazyImage(beginning(PixelSource(image, name)))
 
 
 # --- to tensors
@@ -233,7 +235,7 @@ def _decode_file(stock: Callable[..., Any], data: Any, mode: int, apply_exif_ori
     turns = _turns(stock, source) if apply_exif_orientation else ()
     width, height = source.size[::-1] if {_LEFT, _RIGHT} & {*turns} else source.size
     shape = (1 if source.mode == "L" else 3, height, width)
-    return LazyTensor(source, (Op("pil_to_tensor"), *turns), shape, torch.uint8)
+    return LazyTensor(Recording(source, (Op("pil_to_tensor"), *turns), shape))
 
 
 def _decode_pixels(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -249,7 +251,7 @@ def _decode_pixels(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return pixels
     array = pixels.permute(1, 2, 0).numpy()
     source = PixelSource(image_of(array if len(pixels) == 3 else array[:, :, 0]), path or IN_MEMORY)
-    return LazyTensor(source, (Op("pil_to_tensor"),), tuple(pixels.shape), torch.uint8)  # type: ignore[arg-type]
+    return LazyTensor(Recording(source, (Op("pil_to_tensor"),), pixels.shape))
 
 
 def _source(data: torch.Tensor, mode: int) -> EncodedSource | None:

@@ -6,22 +6,21 @@ import contextlib
 import copyreg
 import functools
 import math
-import operator
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-import torch
 from PIL import Image
 
 from torch_sink.errors import DecodeError
 from torch_sink.image.core import settings, uses
 from torch_sink.image.core.fallback import executing, is_executing, ledger, report_fallback
-from torch_sink.image.core.ops import STOCK, Op
+from torch_sink.image.core.ops import STOCK, Op, Recorder, made_by
+from torch_sink.image.core.recording import Recording
 from torch_sink.image.decode.source import (
     EncodedSource,
     PixelSource,
-    Source,
+    beginning,
     has_plain_palette,
     is_worth_keeping,
     made_here,
@@ -29,7 +28,7 @@ from torch_sink.image.decode.source import (
 )
 from torch_sink.image.handles.array import ArrayImage, agrees, pixels_of
 from torch_sink.image.handles.names import PixelAccess, StockType, named_as, stays, stock_type, unpickled
-from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
+from torch_sink.image.handles.tensor import HANDLES, LazyTensor
 from torch_sink.image.operations import RECORDERS
 
 RECORDED_MODES = ("L", "RGB")
@@ -45,7 +44,7 @@ def _recording(name: str) -> Any:
     @functools.wraps(stock)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         handle = self.lazy_handle()
-        made = record(handle, *args, **kwargs) if handle is not None else NotImplemented
+        made = handle.record(record, *args, **kwargs) if handle is not None else NotImplemented
         return stock(self, *args, **kwargs) if made is NotImplemented else made
 
     return method
@@ -79,7 +78,7 @@ class LazyPixels(Image.Image):
 
     def copy(self) -> Image.Image:
         handle = self.lazy_handle()
-        return super().copy() if handle is None else handle.record()
+        return super().copy() if handle is None else handle.record(Recording.copied)
 
     __copy__ = copy
 
@@ -130,7 +129,7 @@ class LazyPixels(Image.Image):
     __hash__ = None  # type: ignore[assignment]
 
 
-_FIELDS = ("lazy_source", "lazy_ops", "lazy_file_source", "lazy_tile", "lazy_used", "lazy_was_file")
+_FIELDS = ("lazy_recording", "lazy_file_source", "lazy_tile", "lazy_used", "lazy_was_file")
 
 
 def _as_pillows(image: Image.Image) -> Image.Image:
@@ -153,7 +152,7 @@ class _Palette:
 
 @named_as(Image.Image)
 class LazyImage(LazyPixels, metaclass=StockType):
-    """A `PIL.Image.Image` that holds a source and the calls recorded on it.
+    """A `PIL.Image.Image` that holds a `Recording`.
 
     `size`, `mode` and `getbands()` answer at once. The methods of which operations have recorders return a new handle
     with one more call recorded. Everything else that Pillow offers, and arguments that these do not support, go through
@@ -161,19 +160,18 @@ class LazyImage(LazyPixels, metaclass=StockType):
     """
 
     lazy_class: ClassVar[tuple[str, str]]
-    lazy_source: EncodedSource | PixelSource
-    lazy_ops: tuple[Op, ...]
-    lazy_dtype = torch.uint8
+    lazy_recording: Recording
 
-    def __init__(self, source: Source, ops: tuple[Op, ...], size: tuple[int, int], mode: str) -> None:
+    def __init__(self, recording: Recording) -> None:
         # The fields of Image.Image, filled directly: its __init__ would use the `im` setter, and `update` is slow.
-        fields = self.__dict__
-        fields["_im"], fields["_mode"], fields["_size"] = None, mode, size
+        fields, mode = self.__dict__, recording.mode
+        _, height, width = recording.shape
+        fields["_im"], fields["_mode"], fields["_size"] = None, mode, (width, height)
         if mode != "P":
             fields["palette"] = None
         fields["_readonly"], fields["_exif"] = 0, None
-        fields["lazy_source"], fields["lazy_ops"] = source, ops
-        if type(source) is EncodedSource:
+        fields["lazy_recording"] = recording
+        if type(recording.source) is EncodedSource:
             uses.note_of_file(self)
         if not ledger.has_recorded:
             ledger.note_recorded()
@@ -190,31 +188,40 @@ class LazyImage(LazyPixels, metaclass=StockType):
         self._load()
 
     def may_raise(self) -> bool:
-        source = self.__dict__["lazy_source"]
+        source = self.lazy_recording.source
         return isinstance(source, EncodedSource) and not source.is_sound()
 
     def lazy_handle(self) -> LazyImage | None:
         return self if self.is_recording else None
 
-    @property
-    def lazy_shape(self) -> tuple[int, int, int]:
-        """(channels, height, width) of the tensor that the image would become."""
-        width, height = self._size
-        return 3 if self._mode == "RGB" else 1, height, width
+    def record(self, recorder: Recorder, *args: Any, **kwargs: Any) -> Any:
+        """What a recorder makes of this image and of other arguments, as `handle_of` gives it."""
+        begun = self.lazy_recording
+        return self.handle_of(made_by(recorder, begun, *args, **kwargs), begun)
 
-    def record(self, *ops: Op, size: tuple[int, int] | None = None, mode: str | None = None) -> LazyImage:
-        """A new handle with more calls; `size` (width, height) and `mode` are given where the calls change them."""
-        source, before = self.recipe()
-        fields, calls = self.__dict__, before + ops
-        if ops and "lazy_was_file" in fields:  # what is made of its pixels may be much less
-            source, calls = made_here(source, calls)
-        recorded = LazyImage(source, calls, size or fields["_size"], mode or fields["_mode"])
-        if "info" in fields or (type(source) is PixelSource and "transparency" in source.image.info):
+    def handle_of(self, made: Any, begun: Recording, kind: Any = None) -> Any:
+        """What a recorder made of the recording of this image, as a handle; `NotImplemented` as it is.
+
+        `kind` is that of the handle of a tensor, by default `LazyTensor`.
+        """
+        if made is begun or made is NotImplemented:
+            return self if made is begun else made
+        fields, ops = self.__dict__, made.calls[len(begun.calls) :]
+        is_array = type(self) is not LazyImage
+        if not is_array and (now := self.used()) is not begun:
+            begun, made = now, made.of_pixels(now.source, now.calls + ops)
+        if made.mode is None:
+            return (kind or LazyTensor)(made)
+        if "lazy_was_file" in fields:  # what is made of its pixels may be much less
+            made = made_here(made)
+        recorded = LazyImage(made)
+        has_info = bool(fields["info"]) if is_array else "info" in fields
+        if has_info or (type(begun.source) is PixelSource and "transparency" in begun.source.image.info):
             recorded.__dict__["info"] = _info_after(ops, _copied_info(self), fields["_mode"])
         return recorded
 
-    def recipe(self) -> tuple[Source, tuple[Op, ...]]:
-        """The source and the calls that a new handle begins with.
+    def used(self) -> Recording:
+        """The recording that a new handle of this image begins with.
 
         Without a device, the file is decoded here, and the image keeps its pixels. With one, an image that belongs to a
         second sample does so, under the conditions of `keep_pixels`.
@@ -222,14 +229,16 @@ class LazyImage(LazyPixels, metaclass=StockType):
         fields = self.__dict__
         if "lazy_file" in fields:
             fields.pop("lazy_file").note_read()
-        is_file = type(fields["lazy_source"]) is EncodedSource
+        recording: Recording = fields["lazy_recording"]
+        is_file = type(recording.source) is EncodedSource
         if is_file and settings.makes_pixels_here():
-            source, ops = made_here(*_source_and_ops(fields))
-            fields.update({"lazy_source": source, "lazy_ops": ops, "lazy_was_file": True})
-        elif (is_file or fields["lazy_ops"]) and fields.setdefault("lazy_used", uses.batches) != uses.batches:
+            recording = made_here(recording)
+            fields.update({"lazy_recording": recording, "lazy_was_file": True})
+        elif (is_file or recording.calls) and fields.setdefault("lazy_used", uses.batches) != uses.batches:
             fields["lazy_used"] = uses.batches
             self.keep_pixels()
-        return _source_and_ops(fields)
+            recording = fields["lazy_recording"]
+        return recording
 
     def keep_pixels(self) -> None:
         """Makes the pixels, with which new handles begin from now on, and drops the file.
@@ -237,27 +246,30 @@ class LazyImage(LazyPixels, metaclass=StockType):
         Where a device makes pixels, the file is kept if it takes less memory than the pixels. A damaged file is always
         kept: the policy of its batch decides about its sample.
         """
-        source, ops = _source_and_ops(self.__dict__)
-        if (ops or not isinstance(source, PixelSource)) and is_worth_keeping(source, math.prod(self.lazy_shape)):
+        recording = self.lazy_recording
+        source, calls = recording.source, recording.calls
+        if (calls or not isinstance(source, PixelSource)) and is_worth_keeping(source, math.prod(recording.shape)):
             with contextlib.suppress(DecodeError), executing():
-                self.__dict__.update({"lazy_source": PixelSource(replayed(source, ops), source.path), "lazy_ops": ()})
+                self.__dict__["lazy_recording"] = recording.of_pixels(PixelSource(replayed(source, calls), source.path))
                 ledger.note_kept()
 
     def _load(self) -> Any:
         if self.is_recording:
             report_fallback("pixels of a Pillow image", "read by other code", inner_module="PIL")
             uses.batches += 1
-            source, ops = _source_and_ops(self.__dict__)
+            recording = self.lazy_recording
+            source = recording.source
             if "lazy_file" in self.__dict__:
                 self.__dict__.pop("lazy_file").note_read()
             with executing():
-                image = replayed(source, ops)
+                image = replayed(source, recording.calls)
                 if type(source) is PixelSource and image is source.image:
                     image = image.copy()  # the program may write to this image
             self.__dict__.setdefault("info", image.info)
             self.__dict__.setdefault("palette", image.palette)
             # In one step: another thread may be recording on this image.
-            self.__dict__.update({"_im": image.im, "lazy_source": PixelSource(image, source.path), "lazy_ops": ()})
+            pixels = recording.of_pixels(PixelSource(image, source.path))
+            self.__dict__.update({"_im": image.im, "lazy_recording": pixels})
         return Image.Image.load(self)
 
     def close(self) -> None:
@@ -268,7 +280,8 @@ class LazyImage(LazyPixels, metaclass=StockType):
     def info(self) -> dict[Any, Any]:
         fields = self.__dict__
         if "info" not in fields:
-            source, ops = _source_and_ops(fields)
+            source: Any = self.lazy_recording.source
+            ops = self.lazy_recording.calls
             is_kept = all(op.name.startswith("pil.") for op in ops)
             opened = (source.open() if isinstance(source, EncodedSource) else source.image) if is_kept else None
             fields.setdefault("info", {} if opened is None else _info_after(ops, _copied_info(opened), source.mode))
@@ -283,10 +296,10 @@ class LazyImage(LazyPixels, metaclass=StockType):
             self.__class__ = Image.Image  # type: ignore[assignment]
             return self.__reduce_ex__(protocol)
         if self.is_recording and not settings.sends_pixels():
-            source, ops = self.recipe()
+            recording = self.used()
             uses.batches += 1
             info = {"info": self.info} if "info" in self.__dict__ else None
-            return unpickled, (self.lazy_class, source, ops, self._size, self._mode), info
+            return unpickled, (self.lazy_class, recording), info
         with executing():
             return copyreg._reconstructor, (Image.Image, object, None), self.__getstate__()  # type: ignore[attr-defined]
 
@@ -295,18 +308,9 @@ class LazyImage(LazyPixels, metaclass=StockType):
 
     convert = _recording("convert")
 
-    def as_tensor(self, op: Op, dtype: torch.dtype, *, as_tv_image: bool = False) -> LazyTensor | LazyTVImage:
-        """The handle of the tensor [C, H, W] that a conversion makes of the image."""
-        source, before = self.recipe()
-        return (LazyTVImage if as_tv_image else LazyTensor)(source, (*before, op), self.lazy_shape, dtype)
-
 
 for _kind in HANDLES:
     _kind.image_class = LazyImage
-
-# Reads both fields in one step, so that another thread cannot replace one of them in between.
-_source_and_ops = operator.itemgetter("lazy_source", "lazy_ops")
-
 
 # The `info` of a new image: a copy, of whose lists the newest releases of Pillow make copies too.
 _copied_info: Callable[[Any], dict[Any, Any]] = getattr(Image.Image, "_copy_info", lambda image: image.info.copy())
@@ -343,7 +347,7 @@ def lazy_image(image: Image.Image, *, palettes: bool = False) -> LazyImage | Non
     if is_executing():
         return None
     if type(image) is ArrayImage:
-        return LazyImage(pixels_of(image), (), image.size, image.mode)
+        return LazyImage(beginning(pixels_of(image)))
     source = getattr(image, "lazy_file_source", None)
     if source is not None and source.mode == image.mode and image.records():  # type: ignore[attr-defined]
         handle = handle_of_file(image, source)
@@ -367,12 +371,12 @@ def lazy_image(image: Image.Image, *, palettes: bool = False) -> LazyImage | Non
         advice = "" if image.mode == "P" else ": convert it to 'RGB' or 'L' first"
         report_fallback("Pillow image", f"no kernel for mode {image.mode!r}{advice}")
         return None
-    return None if 0 in image.size else LazyImage(pixels_of(image), (), image.size, image.mode)
+    return None if 0 in image.size else LazyImage(beginning(pixels_of(image)))
 
 
 def handle_of_file(image: Image.Image, source: EncodedSource) -> LazyImage:
     """The handle of an open file whose pixels were not read, with the file's `info` as the program left it."""
-    handle = LazyImage(source, (), source.size, source.mode)
+    handle = LazyImage(beginning(source))
     converted = () if source.mode == image.mode else (Op("pil.convert", (source.mode,)),)
     handle.__dict__["info"] = _info_after(converted, _copied_info(image), image.mode)
     return handle

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 from typing import Any
 
 from torch_sink.errors import DecodeError
@@ -46,7 +47,8 @@ def has_no_pixels(image: Any) -> bool:
 
 def _keep_tensor(handle: Any) -> None:
     """Makes the values; where a device makes them, the image that they are made of."""
-    source, ops = handle.lazy_source, handle.lazy_ops
+    recording = handle.lazy_recording
+    source, calls = recording.source, recording.calls
     if not isinstance(source, (EncodedSource, PixelSource)):
         return
     with contextlib.suppress(DecodeError), executing():
@@ -54,11 +56,11 @@ def _keep_tensor(handle: Any) -> None:
             handle.materialize()
             ledger.note_kept()
             return
-        of_pixels = tuple(op for op in ops if op.name not in VALUE_CALLS)
+        of_pixels = tuple(op for op in calls if op.name not in VALUE_CALLS)
         is_alone = handle.lazy_base is None and not handle.lazy_views
-        has_its_size = ops[: len(of_pixels)] == of_pixels
+        has_its_size = calls[: len(of_pixels)] == of_pixels
         is_done = isinstance(source, PixelSource) and not of_pixels
-        if is_alone and has_its_size and not is_done and is_worth_keeping(source, handle.lazy_shape.numel()):
+        if is_alone and has_its_size and not is_done and is_worth_keeping(source, math.prod(recording.shape)):
             kept = PixelSource(replay(source.decode(), of_pixels), source.path)
-            handle.__dict__.update({"lazy_source": kept, "lazy_ops": ops[len(of_pixels) :]})
+            handle.__dict__["lazy_recording"] = recording.of_pixels(kept, calls[len(of_pixels) :])
             ledger.note_kept()

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from torch_sink.image.core.fallback import count_dispatch_modes, count_function_modes
+from torch_sink.image.core.ops import made_by
 
 # What no public function does. Where a release of torch lacks one of them, the backend cannot be set, and says so.
 _plain_call = torch._C.DisableTorchFunctionSubclass
@@ -40,11 +41,11 @@ _NO_VALUES = (
 
 # By shape and dtype, a tensor without memory that new ones are aliases of: they are made in half of the time. None for
 # what was seen only once, as the sizes of random crops are.
-_ORIGINALS: dict[tuple[torch.Size, torch.dtype], torch.Tensor | None] = {}
+_ORIGINALS: dict[tuple[tuple[int, ...], torch.dtype], torch.Tensor | None] = {}
 _MOST_ORIGINALS = 512
 
 
-def without_memory(cls: Any, shape: torch.Size, dtype: torch.dtype) -> Any:
+def without_memory(cls: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
     """A new tensor of a lazy class, contiguous and on the CPU: who reads or writes its memory gets an error."""
     original = _ORIGINALS.get((shape, dtype))
     if original is None:
@@ -142,7 +143,7 @@ class Lazy:
             with _plain_call():
                 return func(*args, **kwargs)
         if func in cls.calls and "input" not in kwargs:
-            result = cls.calls[func](*args, **kwargs)
+            result = made_by(cls.calls[func], *args, **kwargs)
             if result is not NotImplemented:
                 return result
         return run_on_real(func, args, kwargs)

@@ -13,43 +13,35 @@ from torchvision import tv_tensors
 from torchvision.tv_tensors import _torch_function_helpers as return_types
 
 from torch_sink.image.core import settings, uses
-from torch_sink.image.core.arguments import is_scaled_bytes
 from torch_sink.image.core.fallback import executing, ledger, report_fallback
-from torch_sink.image.core.ops import PIXELS, RECORDERS_OF, Op, Recorder, recorded, replay
-from torch_sink.image.decode.source import EncodedSource, FinishedSource, Source, replayed
+from torch_sink.image.core.ops import PIXELS, RECORDERS_OF, InPlaceOp, Op, Recorder, ViewOp, made_by, recorded, replay
+from torch_sink.image.core.recording import Recording
+from torch_sink.image.decode.source import EncodedSource, FinishedSource, replayed
 from torch_sink.image.handles.lazy import Lazy, without_memory
 from torch_sink.image.handles.names import StockTensorType, named_as, stays, unpickled, written
 from torch_sink.image.operations import RECORDERS
 
 
 class Handle(Lazy):
-    """The base of both kinds of handle: a source, and the calls recorded on it."""
+    """The base of both kinds of handle: it holds a `Recording`."""
 
     lazy_class: ClassVar[tuple[str, str]]
     image_class: ClassVar[type]  # LazyImage, once its module, which imports this one, is loaded
-    lazy_source: Source
-    lazy_ops: tuple[Op, ...]
-    lazy_shape: torch.Size
-    lazy_dtype: torch.dtype
+    lazy_recording: Recording
     lazy_was_collated = False  # its values were made for a batch, in this process
     # The handle or stack whose memory stock code's tensor shares, as a crop shares that of its image. Once one of the
     # two has its values, so has the other: a change of one in place changes the other.
     lazy_base: Any = None
     lazy_part: int  # the number of this image in the stack that is its base
-    fields = frozenset(
-        f"lazy_{name}" for name in ("source", "ops", "shape", "dtype", "was_collated", "base", "part", "refs", "real")
-    )
+    fields = frozenset(f"lazy_{name}" for name in ("recording", "was_collated", "base", "part", "refs", "real"))
 
     @staticmethod
-    def __new__(cls: Any, source: Source, ops: tuple[Op, ...], shape: Sequence[int], dtype: torch.dtype) -> Any:
-        shape = shape if type(shape) is torch.Size else torch.Size(shape)
-        handle = without_memory(cls, shape, dtype)
-        fields = handle.__dict__
-        fields["lazy_source"], fields["lazy_ops"] = source, ops
-        fields["lazy_shape"], fields["lazy_dtype"] = shape, dtype
-        if type(source) is EncodedSource:
+    def __new__(cls: Any, recording: Recording) -> Any:
+        handle = without_memory(cls, recording.shape, recording.dtype)
+        handle.__dict__["lazy_recording"] = recording
+        if type(recording.source) is EncodedSource:
             uses.note_of_file(handle)
-        if ops and not ledger.has_recorded:
+        if recording.calls and not ledger.has_recorded:
             ledger.note_recorded()
         return handle
 
@@ -58,12 +50,12 @@ class Handle(Lazy):
     @property
     def shape(self) -> torch.Size:
         fields = self.__dict__
-        return fields["lazy_real"].shape if "lazy_real" in fields else fields["lazy_shape"]
+        return fields["lazy_real"].shape if "lazy_real" in fields else torch.Size(fields["lazy_recording"].shape)
 
     @property
     def dtype(self) -> torch.dtype:
         fields = self.__dict__
-        return fields["lazy_real"].dtype if "lazy_real" in fields else fields["lazy_dtype"]
+        return fields["lazy_real"].dtype if "lazy_real" in fields else fields["lazy_recording"].dtype
 
     @property
     def ndim(self) -> int:
@@ -74,19 +66,37 @@ class Handle(Lazy):
         """False once the values were made, or those of the tensor that this one is a view of."""
         return "lazy_real" not in self.__dict__ and (self.lazy_base is None or self.lazy_base.is_recording)
 
-    def record(
-        self, op: Op, shape: tuple[int, int, int] | None = None, dtype: torch.dtype | None = None, is_view: bool = False
-    ) -> Any:
-        """A new handle of the same kind with one more call, with the shape and dtype of its result where these change.
+    def record(self, recorder: Recorder, *args: Any, **kwargs: Any) -> Any:
+        """What a recorder makes of this tensor and of other arguments, as `handle_of` gives it."""
+        begun = self.lazy_recording
+        return self.handle_of(made_by(recorder, begun, *args, **kwargs), begun)
 
-        `is_view`: stock code's result shares memory with the tensor that it is called on.
+    @property
+    def is_of_file(self) -> bool:
+        """True for what is made of a file that was not decoded."""
+        return isinstance(self.lazy_recording.source, EncodedSource)
+
+    def handle_of(self, made: Any, begun: Recording, kind: Any = None) -> Any:
+        """What a recorder made of the recording of this handle, as a handle; what is no recording as it is.
+
+        Where stock code's result shares memory with its input, or is the input itself, so does the handle. `kind` is
+        that of the handle of a tensor, by default this one's.
         """
-        fields = self.__dict__
-        if fields["lazy_dtype"] not in PIXELS and not (op.operation.is_value or op.operation.moves):
-            return NotImplemented
-        ops = (*fields["lazy_ops"], op)
-        made = type(self)(fields["lazy_source"], ops, shape or fields["lazy_shape"], dtype or fields["lazy_dtype"])  # type: ignore[call-arg]
-        return self.lend_to(made) if is_view else made
+        if type(made) is not Recording:
+            return made
+        kind = kind or type(self)
+        if made is begun:
+            return self if kind is type(self) else self.record_as(kind)
+        if made.mode is not None:
+            return self.image_class(made)
+        last = type(made.calls[-1])
+        if last is Op:
+            return kind(made)
+        if last is InPlaceOp:
+            changed = self.record_in_place(made.calls[-1]) if self.changes_in_place else NotImplemented
+            return changed if changed is NotImplemented or kind is type(self) else self.record_as(kind)
+        is_view = all(type(op) is ViewOp for op in made.calls[len(begun.calls) :])
+        return self.lend_to(kind(made)) if is_view else kind(made)
 
     def lend_to(self, view: Any) -> Any:
         """Notes that another handle or batch is a view of this one, and returns it."""
@@ -105,7 +115,7 @@ class Handle(Lazy):
     @property
     def changes_in_place(self) -> bool:
         """True where a call in place can be recorded: the program holds no other part of the memory that it changes."""
-        if is_expanded(self.lazy_ops) or self.lazy_dtype not in PIXELS:
+        if is_expanded(self.lazy_recording.calls) or self.lazy_recording.dtype not in PIXELS:
             return False
         return bool(self._twins()) or (not self.lazy_views and _is_last_of_its_memory(self))
 
@@ -115,18 +125,19 @@ class Handle(Lazy):
         if not twins:
             self.__dict__.pop("lazy_base", None)  # this handle held it alone
         for handle in twins or [self]:
-            handle.__dict__["lazy_ops"] = (*handle.lazy_ops, op)
+            handle.__dict__["lazy_recording"] = handle.lazy_recording.record(op)
         return self
 
     def _twins(self) -> list[Any]:
         """All handles of the whole of this memory, itself included; [] where one stands for a part of it."""
         found: list[Any] = [self]
+        count = len(self.lazy_recording.calls)
         while found[0].lazy_base is not None:
             found[0] = found[0].lazy_base
             if not isinstance(found[0], Handle):
                 return []
         for handle in found:
-            if not isinstance(handle, Handle) or len(handle.lazy_ops) != len(self.lazy_ops):
+            if not isinstance(handle, Handle) or len(handle.lazy_recording.calls) != count:
                 return []
             found += handle.lazy_views
         return found
@@ -144,21 +155,21 @@ class Handle(Lazy):
 
     def become_all(self, values: torch.Tensor) -> None:
         """Becomes a tensor of new values; the views of this handle become views of that tensor."""
-        views, ops = self.lazy_views, self.lazy_ops
+        views, calls = self.lazy_views, self.lazy_recording.calls
         uses.forget(self)
         real = self.become(self._stock_type(values))
         for view in views:
-            view.become_view(real, ops)
+            view.become_view(real, calls)
 
-    def become_view(self, real: torch.Tensor, ops: tuple[Op, ...]) -> None:
-        """Becomes a view of `real`, which `ops` made, the first of the calls of this handle."""
-        self.become_all(_other_than(real, replay(real, self.lazy_ops[len(ops) :])))
+    def become_view(self, real: torch.Tensor, calls: tuple[Op, ...]) -> None:
+        """Becomes a view of `real`, which `calls` made, the first of the calls of this handle."""
+        self.become_all(_other_than(real, replay(real, self.lazy_recording.calls[len(calls) :])))
 
     def _replayed(self) -> torch.Tensor:
         uses.batches += 1
         with executing():
-            source = self.lazy_source
-            return _other_than(getattr(source, "tensor", None), replayed(source, self.lazy_ops, in_place=True))
+            source, calls = self.lazy_recording.source, self.lazy_recording.calls
+            return _other_than(getattr(source, "tensor", None), replayed(source, calls, in_place=True))
 
     @staticmethod
     def _stock_type(tensor: torch.Tensor) -> torch.Tensor:
@@ -190,20 +201,11 @@ class Handle(Lazy):
         """A `tv_tensors.Image` of the same memory."""
         return self.record_as(LazyTVImage)
 
-    def as_image(self) -> Any:
-        """The Pillow image with these values, as `to_pil_image` makes it; `NotImplemented` where they are no bytes."""
-        channels, height, width = self.lazy_shape
-        is_bytes = self.lazy_dtype == torch.uint8 or is_scaled_bytes(self)
-        if isinstance(self.lazy_source, FinishedSource) or not is_bytes:
-            return NotImplemented
-        ops = (*self.lazy_ops, Op("to_pil_image"))
-        return self.image_class(self.lazy_source, ops, (width, height), "RGB" if channels == 3 else "L")
-
     def __reduce_ex__(self, protocol: Any) -> Any:
         if stays(protocol) or not self.is_recording or settings.sends_pixels():
             return self.materialize().__reduce_ex__(protocol)
         uses.batches += 1
-        return unpickled, (self.lazy_class, self.lazy_source, self.lazy_ops, tuple(self.lazy_shape), self.lazy_dtype)
+        return unpickled, (self.lazy_class, self.lazy_recording)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if not self.is_recording:
@@ -212,7 +214,7 @@ class Handle(Lazy):
 
     def record_nothing(self, kind: Any = None) -> Any:
         """A second, independent handle for the same values, of another kind where one is given."""
-        return (kind or type(self))(self.lazy_source, self.lazy_ops, self.lazy_shape, self.lazy_dtype)
+        return (kind or type(self))(self.lazy_recording)
 
 
 @named_as(torch.Tensor)
@@ -241,7 +243,7 @@ def _is_last_of_its_memory(view: Any) -> bool:
     base = view.lazy_base
     if base is None:
         return True
-    if not isinstance(base, Handle) or len(base.lazy_views) > 1 or is_expanded(base.lazy_ops):
+    if not isinstance(base, Handle) or len(base.lazy_views) > 1 or is_expanded(base.lazy_recording.calls):
         return False
     del base
     return _references_to_base(view) == _LEAST_REFERENCES and _is_last_of_its_memory(view.lazy_base)
@@ -266,34 +268,48 @@ def is_expanded(ops: Sequence[Op]) -> bool:
     return name == "grayscale_to_rgb" or (name == "rgb_to_grayscale" and ops[-1].args[0] == 3)
 
 
-def on_handles(recorder: Recorder, keeps_type: bool = False) -> Recorder:
-    """Makes what records a call of torch on a handle, which is among its first two arguments.
+def on_handles(recorder: Recorder, keeps_type: bool = False) -> Callable[..., Any]:
+    """Makes what records a call of torch on handles, the first of which is among its first two arguments.
 
     With `keeps_type` the function returns a `tv_tensors.Image` of one, also without `set_return_type("TVTensor")`.
     """
 
     def record(*args: Any, **kwargs: Any) -> Any:
+        handles = [each for each in (*args, *kwargs.values()) if type(each) in HANDLES]
         handle = next((image for image in args[:2] if type(image) in HANDLES), None)
-        if handle is None or not handle.is_recording:
+        if handle is None or not all(each.is_recording for each in handles):
             return NotImplemented
-        result = recorder(*args, **kwargs)
-        # Of a `tv_tensors.Image` torchvision returns a pure tensor, unless `set_return_type` says otherwise.
-        is_image = type(result) is LazyTVImage and not (keeps_type or return_types._must_return_subclass())
-        if not is_image:
-            return result
-        is_shared = result is handle or result.lazy_base is not None
-        return result.as_subclass(torch.Tensor) if is_shared else result.record_nothing(LazyTensor)
+        kind = type(handle) if keeps_type else _kind_of_result(handle)
+        given = [each.lazy_recording if type(each) in HANDLES else each for each in args]
+        named = {key: each.lazy_recording if type(each) in HANDLES else each for key, each in kwargs.items()}
+        return handle.handle_of(made_by(recorder, *given, **named), handle.lazy_recording, kind)
 
     return record
 
 
 Handle.calls = RECORDERS_OF["an image"]
-_KEEP_TYPE = torch.Tensor.clone, torch.Tensor.detach
+_KEEP_TYPE = (torch.Tensor.clone,)
 for _function, _recorder in RECORDERS.items():
     if callable(_function):
         recorded(_function, of="an image")(on_handles(_recorder, keeps_type=_function in _KEEP_TYPE))
 
 
+def _kind_of_result(handle: Any) -> Any:
+    """Of a `tv_tensors.Image` torchvision returns a pure tensor, unless `set_return_type` says otherwise."""
+    return type(handle) if return_types._must_return_subclass() else LazyTensor
+
+
+@recorded(torch.Tensor.detach, of="an image")
+def _detach(handle: Any) -> Any:
+    return handle.record_as(type(handle)) if handle.is_recording else NotImplemented
+
+
+@recorded(torch.detach, of="an image")
+def _detached(input: Any) -> Any:
+    is_recording = type(input) in HANDLES and input.is_recording
+    return input.record_as(_kind_of_result(input)) if is_recording else NotImplemented
+
+
 def finished_handle(tensor: torch.Tensor) -> LazyTensor:
     """A handle around values that exist, so that they can travel in a batch of handles."""
-    return LazyTensor(FinishedSource(tensor), (), tuple(tensor.shape), tensor.dtype)  # type: ignore[arg-type]
+    return LazyTensor(Recording(FinishedSource(tensor), (), tensor.shape, tensor.dtype))

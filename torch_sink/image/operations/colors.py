@@ -13,17 +13,18 @@ from torchvision.transforms.v2 import functional as F_v2
 from torch_sink.image.core.arguments import is_computed_in_float32, is_number, leaves_range, permutation_of
 from torch_sink.image.core.examples import Arguments, Example, of_method, sample
 from torch_sink.image.core.lowering import FAMILIES, LoweredImage, by_formula, float_bits
-from torch_sink.image.core.ops import BLENDED, EXACT_BYTES, NUMERIC, Op, Operation, always, both
+from torch_sink.image.core.ops import BLENDED, EXACT_BYTES, NUMERIC, Op, Operation, ViewOp, always, both
+from torch_sink.image.core.recording import Recording
 from torch_sink.image.operations.functionals import adjusted, functional, stock_of
 from torch_sink.triton_kernels.rows import Formula, Kind
 
 # --- brightness
 
 
-def _brightness(family: str, handle: Any, brightness_factor: Any) -> Any:
-    if family == "v2" and handle.lazy_dtype == torch.uint8 and type(brightness_factor) is int:
+def _brightness(family: str, image: Recording, brightness_factor: Any) -> Any:
+    if family == "v2" and image.dtype == torch.uint8 and type(brightness_factor) is int:
         return NotImplemented  # stock code multiplies by it modulo 256
-    return adjusted(f"{family}.adjust_brightness", handle, brightness_factor)
+    return adjusted(f"{family}.adjust_brightness", image, brightness_factor)
 
 
 functional(
@@ -45,10 +46,10 @@ functional(
 # --- contrast
 
 
-def _contrast(family: str, handle: Any, contrast_factor: Any) -> Any:
-    if leaves_range(handle):
+def _contrast(family: str, image: Recording, contrast_factor: Any) -> Any:
+    if leaves_range(image):
         return NotImplemented  # the kernel adds gray values up as whole numbers
-    return adjusted(f"{family}.adjust_contrast", handle, contrast_factor)
+    return adjusted(f"{family}.adjust_contrast", image, contrast_factor)
 
 
 def _lower_contrast(lowered: LoweredImage, factor: float, formula: Formula) -> None:
@@ -74,11 +75,11 @@ functional(
 # --- saturation
 
 
-def _saturation(family: str, handle: Any, saturation_factor: Any) -> Any:
-    made = adjusted(f"{family}.adjust_saturation", handle, saturation_factor)
-    if made is NotImplemented or handle.lazy_shape[0] == 3:
+def _saturation(family: str, image: Recording, saturation_factor: Any) -> Any:
+    made = adjusted(f"{family}.adjust_saturation", image, saturation_factor)
+    if made is NotImplemented or image.shape[0] == 3:
         return made
-    return handle.copy() if family == "pil" else handle
+    return image.copied() if family == "pil" else image
 
 
 def _lower_saturation(lowered: LoweredImage, factor: float, formula: Formula) -> None:
@@ -99,14 +100,14 @@ functional(
 # --- hue
 
 
-def _hue(family: str, handle: Any, hue_factor: Any) -> Any:
-    if handle.lazy_dtype not in NUMERIC or not is_number(hue_factor) or not -0.5 <= hue_factor <= 0.5:
+def _hue(family: str, image: Recording, hue_factor: Any) -> Any:
+    if image.dtype not in NUMERIC or not is_number(hue_factor) or not -0.5 <= hue_factor <= 0.5:
         return NotImplemented
-    if handle.lazy_shape[0] == 1:
-        return NotImplemented if family == "pil" else handle
-    if leaves_range(handle, also_by_overshoot=True):
+    if image.shape[0] == 1:
+        return NotImplemented if family == "pil" else image
+    if leaves_range(image, also_by_overshoot=True):
         return NotImplemented  # stock code makes NaN of some values below 0
-    return handle.record(Op(f"{family}.adjust_hue", (hue_factor,)))
+    return image.record(Op(f"{family}.adjust_hue", (hue_factor,)))
 
 
 def _lower_hue_of_image(lowered: LoweredImage, factor: float) -> None:
@@ -133,30 +134,35 @@ functional(
 # --- gray images
 
 
-def _gray(family: str, handle: Any, num_output_channels: Any = 1) -> Any:
-    channels, height, width = handle.lazy_shape
+def _gray(family: str, image: Recording, num_output_channels: Any = 1) -> Any:
+    channels, height, width = image.shape
     if type(num_output_channels) is not int or num_output_channels not in (1, 3):
         return NotImplemented
-    if handle.lazy_dtype not in NUMERIC or not is_computed_in_float32(family, handle):
+    if image.dtype not in NUMERIC or not is_computed_in_float32(family, image):
         return NotImplemented
     # The kernel of v1 leaves an image of one channel as it is.
     made = channels if (family, channels) == ("v1", 1) else num_output_channels
-    return handle.record(Op(f"{family}.rgb_to_grayscale", (num_output_channels,)), shape=(made, height, width))
+    return image.record(Op(f"{family}.rgb_to_grayscale", (num_output_channels,)), (made, height, width))
 
 
-def _gray_of_image(image: Any, num_output_channels: Any) -> Any:
+def _gray_of_image(image: Recording, num_output_channels: Any) -> Any:
     if num_output_channels not in (1, 3):
         return NotImplemented
     mode = "L" if num_output_channels == 1 else "RGB"
-    return image.record(Op("pil.to_grayscale", (num_output_channels,)), mode=mode)
+    return _in_mode(image, mode, Op("pil.to_grayscale", (num_output_channels,)))
 
 
-def _convert(image: Any, mode: Any = None) -> Any:
+def _convert(image: Recording, mode: Any = None) -> Any:
     if mode == image.mode or (mode is None and image.mode != "P"):
-        return image.copy()
+        return image.copied()
     if mode not in ("L", "RGB") or image.mode == "P":
         return NotImplemented
-    return image.record(Op("pil.convert", (mode,)), mode=mode)
+    return _in_mode(image, mode, Op("pil.convert", (mode,)))
+
+
+def _in_mode(image: Recording, mode: str, op: Op) -> Recording:
+    channels = 3 if mode == "RGB" else 1
+    return image.record(op, (channels, *image.shape[1:]), mode=mode)  # type: ignore[no-any-return]
 
 
 def _lower_gray(lowered: LoweredImage, channels: int, formula: Formula = Formula.PILLOW) -> None:
@@ -204,12 +210,12 @@ Operation(
 # --- gray images with three channels
 
 
-def _spread(handle: Any, name: str) -> Any:
+def _spread(image: Recording, name: str) -> Any:
     """Records a call that makes three equal channels of one."""
-    channels, height, width = handle.lazy_shape
-    if channels != 1 or handle.lazy_dtype not in NUMERIC:
+    channels, height, width = image.shape
+    if channels != 1 or image.dtype not in NUMERIC:
         return NotImplemented
-    return handle.record(Op(name), shape=(3, height, width), is_view=name == "expand")
+    return image.record((ViewOp if name == "expand" else Op)(name), (3, height, width))
 
 
 def _lower_to_rgb(lowered: LoweredImage) -> None:
@@ -227,8 +233,8 @@ Operation(
     "gray to RGB",
     stock=stock_of("grayscale_to_rgb"),
     record={
-        "v2.grayscale_to_rgb": lambda family, handle: (
-            handle if handle.lazy_shape[0] == 3 else _spread(handle, "v2.grayscale_to_rgb")
+        "v2.grayscale_to_rgb": lambda family, image: (
+            image if image.shape[0] == 3 else _spread(image, "v2.grayscale_to_rgb")
         ),
     },
     lower=_lower_to_rgb,
@@ -237,16 +243,16 @@ Operation(
 )
 
 
-def _repeat(handle: Any, channels: Any, down: Any = None, across: Any = None) -> Any:
+def _repeat(image: Recording, channels: Any, down: Any = None, across: Any = None) -> Any:
     sizes = tuple(channels) if isinstance(channels, (list, tuple)) else (channels, down, across)
-    return _spread(handle, "repeat") if sizes == (3, 1, 1) else NotImplemented
+    return _spread(image, "repeat") if sizes == (3, 1, 1) else NotImplemented
 
 
-def _expand(handle: Any, channels: Any, height: Any = None, width: Any = None) -> Any:
+def _expand(image: Recording, channels: Any, height: Any = None, width: Any = None) -> Any:
     sizes = tuple(channels) if isinstance(channels, (list, tuple)) else (channels, height, width)
-    kept = zip(sizes[1:], handle.lazy_shape[1:], strict=False)
+    kept = zip(sizes[1:], image.shape[1:], strict=False)
     fits = len(sizes) == 3 and sizes[0] == 3 and all(size in (-1, side) for size, side in kept)
-    return _spread(handle, "expand") if fits else NotImplemented
+    return _spread(image, "expand") if fits else NotImplemented
 
 
 def _spread_examples(a: Arguments) -> Iterator[Example]:
@@ -272,11 +278,11 @@ Operation(
 # --- the order of channels
 
 
-def permute_channels(family: str, handle: Any, permutation: Any) -> Any:
-    order = permutation_of(permutation, handle.lazy_shape[0])
-    if order is None or handle.lazy_dtype not in NUMERIC:
+def permute_channels(family: str, image: Recording, permutation: Any) -> Any:
+    order = permutation_of(permutation, image.shape[0])
+    if order is None or image.dtype not in NUMERIC:
         return NotImplemented
-    return handle.record(Op("v2.permute_channels", (order,)))
+    return image.record(Op("v2.permute_channels", (order,)))
 
 
 def _lower_permute(lowered: LoweredImage, permutation: tuple[int, ...]) -> None:

@@ -18,9 +18,9 @@ from torchvision.transforms.v2.functional._geometry import (
 from torch_sink.image.core.arguments import Sides, color_of, fits_range, is_number, padding_fits, sides_of, size_of
 from torch_sink.image.core.examples import Example, sample
 from torch_sink.image.core.lowering import ATOM, ATOM_BYTES, OUTPUT_HEIGHT, OUTPUT_WIDTH, LoweredImage
-from torch_sink.image.core.ops import RECORDERS, Op, Operation, always, both
+from torch_sink.image.core.ops import RECORDERS, Op, Operation, ViewOp, always, both
+from torch_sink.image.core.recording import Recording
 from torch_sink.image.operations.colors import permute_channels
-from torch_sink.image.operations.flips import flip, flip_vertically
 from torch_sink.image.operations.functionals import functional
 from torch_sink.image.operations.pointwise import fill_where, is_mask
 from torch_sink.triton_kernels.rows import FIRST_OUTPUT, Kind
@@ -121,72 +121,49 @@ def _cropped_image(image: Image.Image, box: tuple[int, int, int, int]) -> Image.
     return image._new(image.im.crop(box))
 
 
-def _crop(family: str, handle: Any, top: Any, left: Any, height: Any, width: Any) -> Any:
-    return crop(family, handle, top, left, height, width)
-
-
-def crop(family: str, handle: Any, top: Any, left: Any, height: Any, width: Any, *, is_seen: bool = True) -> Any:
-    """Records a crop of a handle.
-
-    The result shares memory with the handle, unless the crop is a step inside of another operation (`is_seen=False`).
-    """
-    channels, old_height, old_width = handle.lazy_shape
+def crop(family: str, image: Recording, top: Any, left: Any, height: Any, width: Any) -> Any:
+    """Records a crop of a tensor."""
+    channels, old_height, old_width = image.shape
     if not {int, bool}.issuperset(map(type, (top, left, height, width))):
         return NotImplemented
     inside = top >= 0 and left >= 0 and top + height <= old_height and left + width <= old_width
     # What stock code makes of a box that ends above the image or left of it has another size than the box.
     fits = height > 0 and width > 0 and top + height >= 0 and left + width >= 0
-    if not fits or not (inside or handle.lazy_dtype == torch.uint8):
+    if not fits or not (inside or image.dtype == torch.uint8):
         return NotImplemented
-    op = Op(f"{family}.crop", (top, left, height, width))
-    return handle.record(op, shape=(channels, height, width), is_view=inside and is_seen)
+    kind = ViewOp if inside else Op
+    return image.record(kind(f"{family}.crop", (top, left, height, width)), (channels, height, width))
 
 
-def _crop_image(image: Any, box: Any = None) -> Any:
+def _crop_image(image: Recording, box: Any = None) -> Any:
     if box is None:
-        return image.copy()
+        return image.copied()
     if len(box) != 4:
         return NotImplemented
     left, upper, right, lower = map(int, map(round, box))
     if right <= left or lower <= upper:
         return NotImplemented
     check_size(image.size, inner := (left, upper, right, lower))
-    return image.record(Op("pil.crop", (inner,)), size=(right - left, lower - upper))
+    return image.record(Op("pil.crop", (inner,)), (image.shape[0], lower - upper, right - left))
 
 
-def _crop_pillow(image: Any, top: Any, left: Any, height: Any, width: Any) -> Any:
+def _crop_pillow(image: Recording, top: Any, left: Any, height: Any, width: Any) -> Any:
     return _crop_image(image, (left, top, left + width, top + height))
 
 
-def _center_crop(family: str, handle: Any, output_size: Any) -> Any:
-    size, (_, height, width) = size_of(output_size), handle.lazy_shape
+def _center_crop(family: str, image: Recording, output_size: Any) -> Any:
+    size, (_, height, width) = size_of(output_size), image.shape
     if size is None:
         return NotImplemented
     if size[0] > height or size[1] > width:
-        handle = _pad(family, handle, _center_crop_compute_padding(*size, height, width))
-        if handle is NotImplemented or handle.lazy_shape[1:] == size:
-            return handle
-        _, height, width = handle.lazy_shape
+        image = _pad(family, image, _center_crop_compute_padding(*size, height, width))
+        if image is NotImplemented or image.shape[1:] == size:
+            return image
+        _, height, width = image.shape
     top, left = _center_crop_compute_crop_anchor(*size, height, width)
     if family == "pil":
-        return handle.crop((left, top, left + size[1], top + size[0]))
-    return crop(family, handle, top, left, *size)
-
-
-def _five_crop(family: str, handle: Any, size: Any) -> Any:
-    sides = size_of(size)
-    if sides is None or sides[0] > handle.lazy_shape[1] or sides[1] > handle.lazy_shape[2]:
-        return NotImplemented
-    below, right = handle.lazy_shape[1] - sides[0], handle.lazy_shape[2] - sides[1]
-    corners = (0, 0), (0, right), (below, 0), (below, right)
-    return *(crop(family, handle, top, left, *sides) for top, left in corners), _center_crop(family, handle, size)
-
-
-def _ten_crop(family: str, handle: Any, size: Any, vertical_flip: bool = False) -> Any:
-    crops = _five_crop(family, handle, size)
-    if crops is NotImplemented:
-        return crops
-    return crops + _five_crop(family, (flip_vertically if vertical_flip else flip)(family, handle), size)
+        return _crop_image(image, (left, top, left + size[1], top + size[0]))
+    return crop(family, image, top, left, *size)
 
 
 Operation(
@@ -197,10 +174,8 @@ Operation(
     },
     lower={"pil.crop": _lower_crop_image, **both("crop", shift)},
     record={
-        **both("crop", _crop),
+        **both("crop", crop),
         **both("center_crop", _center_crop),
-        **both("five_crop", _five_crop),
-        **both("ten_crop", _ten_crop),
         "Image.crop": _crop_image,
         "pil.crop": _crop_pillow,
         # torchvision's `center_crop` of Pillow images calls its own `pad`, which has no stand-in.
@@ -229,24 +204,24 @@ Operation(
 # --- parts of tensors
 
 
-def part(handle: Any, index: Any) -> Any:
+def part(image: Recording, index: Any) -> Any:
     """Records an index of a tensor that puts the channels in another order, or takes a box of all channels."""
     parts = index if type(index) is tuple else (index,)
     if type(parts[0]) is list and all(part in (Ellipsis, slice(None)) for part in parts[1:]) and len(parts) <= 3:
-        return permute_channels("v2", handle, parts[0])
-    box = _box(handle, parts)
-    return NotImplemented if box is None else RECORDERS["v1.crop"](handle, *box)
+        return permute_channels("v2", image, parts[0])
+    box = _box(image, parts)
+    return NotImplemented if box is None else RECORDERS["v1.crop"](image, *box)
 
 
-def _assign(handle: Any, index: Any, value: Any) -> Any:
+def _assign(image: Recording, index: Any, value: Any) -> Any:
     """Records `image[:, top:bottom, left:right] = values`, as some libraries erase a box, or `image[mask] = value`."""
     if is_mask(index):
-        return fill_where(handle, index, value, in_place=True)
-    box = _box(handle, index) if type(index) is tuple and type(value) is torch.Tensor else None
-    return NotImplemented if box is None else RECORDERS["v1.erase"](handle, *box, value, inplace=True)
+        return fill_where(image, index, value, in_place=True)
+    box = _box(image, index) if type(index) is tuple and type(value) is torch.Tensor else None
+    return NotImplemented if box is None else RECORDERS["v1.erase"](image, *box, value, inplace=True)
 
 
-def _box(handle: Any, parts: tuple[Any, ...]) -> tuple[int, int, int, int] | None:
+def _box(image: Recording, parts: tuple[Any, ...]) -> tuple[int, int, int, int] | None:
     """The box (top, left, height, width) of all channels that an index means; None where it means something else."""
     ellipses = [at for at, part in enumerate(parts) if part is Ellipsis]
     at = ellipses[0] if ellipses else len(parts)
@@ -256,9 +231,9 @@ def _box(handle: Any, parts: tuple[Any, ...]) -> tuple[int, int, int, int] | Non
     is_plain = len(ellipses) < 2 and missing >= 0
     if not is_plain or not all(type(part) is slice and part.step in (None, 1) for part in slices):
         return None
-    ends = [part.indices(side) for part, side in zip(slices, handle.lazy_shape, strict=True)]
+    ends = [part.indices(side) for part, side in zip(slices, image.shape, strict=True)]
     (first, last, _), (top, bottom, _), (left, right, _) = ends
-    is_box = (first, last) == (0, handle.lazy_shape[0]) and bottom > top and right > left
+    is_box = (first, last) == (0, image.shape[0]) and bottom > top and right > left
     return (top, left, bottom - top, right - left) if is_box else None
 
 
@@ -267,8 +242,8 @@ Operation("parts of tensors", stock={}, record={torch.Tensor.__setitem__: _assig
 # --- pads
 
 
-def _pad(family: str, handle: Any, padding: Any, fill: Any = None, padding_mode: Any = "constant") -> Any:
-    sides, (channels, height, width) = sides_of(padding), handle.lazy_shape
+def _pad(family: str, image: Recording, padding: Any, fill: Any = None, padding_mode: Any = "constant") -> Any:
+    sides, (channels, height, width) = sides_of(padding), image.shape
     if sides is None or not padding_fits(sides, padding_mode, height, width):
         return NotImplemented
     left, top, right, bottom = sides
@@ -278,25 +253,25 @@ def _pad(family: str, handle: Any, padding: Any, fill: Any = None, padding_mode:
         color = color_of(0 if unused else fill, channels)
         if color is None:
             return NotImplemented
-        return handle.record(Op("pil.pad", (sides, color, padding_mode)), size=(width, height))
-    fills = _fills(family, handle, fill, padding_mode == "constant")
+        return image.record(Op("pil.pad", (sides, color, padding_mode)), (channels, height, width))
+    fills = _fills(family, image, fill, padding_mode == "constant")
     if fills is None or (padding_mode != "constant" and len(fills) > 1):
         return NotImplemented
     op = Op(f"{family}.pad", (sides, fills if len(fills) > 1 else fills[0], padding_mode))
-    return handle.record(op, shape=(channels, height, width))
+    return image.record(op, (channels, height, width))
 
 
-def _fills(family: str, handle: Any, fill: Any, is_used: bool) -> tuple[Any, ...] | None:
+def _fills(family: str, image: Recording, fill: Any, is_used: bool) -> tuple[Any, ...] | None:
     """The fill of a pad of tensors as one value, or one a channel; None if unsupported."""
     if family == "v1" and isinstance(fill, (list, tuple)):
         return None
     values = (0,) if fill is None else tuple(fill) if isinstance(fill, (list, tuple)) else (fill,)
-    if len(values) not in (1, handle.lazy_shape[0]) or not all(map(is_number, values)):
+    if len(values) not in (1, image.shape[0]) or not all(map(is_number, values)):
         return None
-    if handle.lazy_dtype == torch.float32:
+    if image.dtype == torch.float32:
         return values
     values = tuple(map(int, values))
-    are_bytes = handle.lazy_dtype == torch.uint8 and 0 <= min(values) <= max(values) <= 255
+    are_bytes = image.dtype == torch.uint8 and 0 <= min(values) <= max(values) <= 255
     return values if are_bytes or not is_used else None
 
 

@@ -17,6 +17,7 @@ from torch_sink.image.core.arguments import is_number, is_rounded_by_torch
 from torch_sink.image.core.examples import Arguments, Example, of_method, sample
 from torch_sink.image.core.lowering import FAMILIES, LoweredImage, by_formula, float_bits
 from torch_sink.image.core.ops import EXACT_BYTES, NUMERIC, ROUNDED, Op, Operation, always
+from torch_sink.image.core.recording import Recording
 from torch_sink.image.operations.functionals import adjusted, functional, stock_of
 from torch_sink.triton_kernels.rows import Formula, Kind
 
@@ -48,12 +49,12 @@ def _weights(family: str, size: int, sigma: float) -> np.ndarray:
     return _AXIS[family](size, sigma, torch.float32, torch.device("cpu")).contiguous().view(torch.int32).numpy()
 
 
-def _gaussian_blur(family: str, handle: Any, kernel_size: Any, sigma: Any = None) -> Any:
+def _gaussian_blur(family: str, image: Recording, kernel_size: Any, sigma: Any = None) -> Any:
     """Records torch's blur, unless its kernel reaches further than the image is large, which stock code refuses."""
-    _, height, width = handle.lazy_shape
+    _, height, width = image.shape
     if family == "v2" and isinstance(kernel_size, int):
         kernel_size = (kernel_size, kernel_size)
-    if handle.lazy_dtype not in NUMERIC or not _is_pair(kernel_size, lambda size: type(size) is int and size % 2 == 1):
+    if image.dtype not in NUMERIC or not _is_pair(kernel_size, lambda size: type(size) is int and size % 2 == 1):
         return NotImplemented
     if sigma is None and family == "v2":
         sigma = [size * 0.15 + 0.35 for size in kernel_size]
@@ -64,7 +65,7 @@ def _gaussian_blur(family: str, handle: Any, kernel_size: Any, sigma: Any = None
     reaches_too_far = kernel_size[0] // 2 >= width or kernel_size[1] // 2 >= height
     if reaches_too_far or not _is_pair(sigma, lambda value: is_number(value) and 0 < value < math.inf):
         return NotImplemented
-    return handle.record(Op(f"{family}.gaussian_blur", (tuple(kernel_size), tuple(sigma))))
+    return image.record(Op(f"{family}.gaussian_blur", (tuple(kernel_size), tuple(sigma))))
 
 
 _PLANE: dict[str, Callable[..., torch.Tensor]] = {
@@ -160,7 +161,7 @@ def _kernel_weights(kernel: tuple[float, ...], scale: float) -> np.ndarray:
     return (np.array(kernel, np.float32) / np.float32(scale)).view(np.int32)
 
 
-def _convolve_image(image: Any, size: Any, scale: Any, offset: Any, kernel: Any) -> Any:
+def _convolve_image(image: Recording, size: Any, scale: Any, offset: Any, kernel: Any) -> Any:
     """Records a convolution, unless weights are (nearly) infinite or this machine's Pillow rounds sums otherwise."""
     if type(size) is not tuple or not all(type(side) is int for side in size) or size not in ((3, 3), (5, 5)):
         return NotImplemented
@@ -175,8 +176,8 @@ def _convolve_image(image: Any, size: Any, scale: Any, offset: Any, kernel: Any)
         return NotImplemented
     if not (_rounds_each_product() or _is_exact(_kernel_weights(weights, scale), offset)):
         return NotImplemented
-    if min(image.lazy_shape[1:]) < size[0]:
-        return image.copy()
+    if min(image.shape[1:]) < size[0]:
+        return image.copied()
     return image.record(Op("pil.kernel", (weights, scale, offset)))
 
 
@@ -196,14 +197,14 @@ def _is_exact(bits: np.ndarray, offset: float) -> bool:
     return bool((steps % 1 == 0).all() and 255 * np.abs(weights).sum() + abs(begin) < 1 << 16)
 
 
-def _filter(image: Any, filter: Any) -> Any:
+def _filter(image: Recording, filter: Any) -> Any:
     if image.mode == "P":
         return NotImplemented
     if type(filter) is ImageFilter.GaussianBlur:
         radius: Any = filter.radius
         if not is_number(radius) or not 0 <= radius < _LARGEST_BLUR:
             return NotImplemented
-        return image.record(Op("pil.gaussian_blur", (float(radius),))) if radius else image.copy()
+        return image.record(Op("pil.gaussian_blur", (float(radius),))) if radius else image.copied()
     # Pillow's own filters, and classes of them, that run no code of a subclass.
     if isinstance(filter, type):
         is_builtin = issubclass(filter, ImageFilter.BuiltinFilter) and filter.__init__ is object.__init__
@@ -243,10 +244,10 @@ Operation(
 # --- sharpness
 
 
-def _sharpness(family: str, handle: Any, sharpness_factor: Any) -> Any:
-    made = adjusted(f"{family}.adjust_sharpness", handle, sharpness_factor)
-    has_inner_pixels = family == "pil" or min(handle.lazy_shape[1:]) > 2
-    return made if made is NotImplemented or has_inner_pixels else handle
+def _sharpness(family: str, image: Recording, sharpness_factor: Any) -> Any:
+    made = adjusted(f"{family}.adjust_sharpness", image, sharpness_factor)
+    has_inner_pixels = family == "pil" or min(image.shape[1:]) > 2
+    return made if made is NotImplemented or has_inner_pixels else image
 
 
 def _lower_sharpness(lowered: LoweredImage, factor: float, formula: Formula) -> None:

@@ -14,7 +14,8 @@ from torchvision.transforms.v2 import functional as F_v2
 
 from torch_sink.image.core.examples import Arguments, Example, of_method, sample
 from torch_sink.image.core.lowering import LoweredImage, byte_fill
-from torch_sink.image.core.ops import Op, Operation, always
+from torch_sink.image.core.ops import Op, Operation, ViewOp, always
+from torch_sink.image.core.recording import Recording
 from torch_sink.triton_kernels.rows import Kind
 
 # --- to kernel work
@@ -52,12 +53,12 @@ def add_affine(
 # --- flips
 
 
-def flip(family: str, handle: Any) -> Any:
-    return handle.record(Op("v1.hflip" if family == "v1" else "v2.horizontal_flip"))
+def flip(family: str, image: Recording) -> Any:
+    return image.record(Op("v1.hflip" if family == "v1" else "v2.horizontal_flip"))
 
 
-def flip_vertically(family: str, handle: Any) -> Any:
-    return handle.record(Op("v1.vflip" if family == "v1" else "v2.vertical_flip"))
+def flip_vertically(family: str, image: Recording) -> Any:
+    return image.record(Op("v1.vflip" if family == "v1" else "v2.vertical_flip"))
 
 
 for _word, _letter, _record in (("horizontal", "h", flip), ("vertical", "v", flip_vertically)):
@@ -82,11 +83,11 @@ def _axes(*dims: Any) -> tuple[int, ...]:
     return axes if len({*axes}) == len(given) else ()
 
 
-def _flip(handle: Any, *dims: Any) -> Any:
+def _flip(image: Recording, *dims: Any) -> Any:
     axes = _axes(*dims)
     for axis, name in enumerate(("flip of channels", "v1.vflip", "v1.hflip")):
-        handle = handle.record(Op(name)) if axis in axes else handle
-    return handle if axes else NotImplemented
+        image = image.record(Op(name)) if axis in axes else image
+    return image if axes else NotImplemented
 
 
 def _lower_flip_of_channels(lowered: LoweredImage) -> None:
@@ -98,7 +99,7 @@ Operation(
     "flip of tensors",
     # Not a permutation, whose result has other strides.
     stock={"flip of channels": lambda image: image.flip(0)},
-    record={torch.flip: lambda handle, dims: _flip(handle, dims), torch.Tensor.flip: _flip},
+    record={torch.flip: lambda image, dims: _flip(image, dims), torch.Tensor.flip: _flip},
     lower=_lower_flip_of_channels,
     examples=lambda a: [] if a.is_pillow else [Example("flip", run=lambda image: image.flip(0, 1, 2))],
 )
@@ -108,12 +109,12 @@ Operation(
 _METHODS = frozenset(Image.Transpose)
 
 
-def _transpose(image: Any, method: Any) -> Any:
+def _transpose(image: Recording, method: Any) -> Any:
     if method not in _METHODS:
         return NotImplemented
     width, height = image.size
-    size = (width, height) if method in _HALF_TURNS else (height, width)
-    return image.record(Op("pil.transpose", (int(method),)), size=size)
+    sides = (height, width) if method in _HALF_TURNS else (width, height)
+    return image.record(Op("pil.transpose", (int(method),)), (image.shape[0], *sides))
 
 
 Operation(
@@ -129,11 +130,11 @@ Operation(
 )
 
 
-def turned(handle: Any, turns: int) -> Any:
+def turned(image: Recording, turns: int) -> Any:
     """Records `turns` quarter turns, counterclockwise."""
-    channels, height, width = handle.lazy_shape
+    channels, height, width = image.shape
     shape = (channels, width, height) if turns % 2 else (channels, height, width)
-    return handle.record(Op("v2.quarter_turns", (turns,)), shape=shape)
+    return image.record(Op("v2.quarter_turns", (turns,)), shape)
 
 
 _TURNS = {1: Image.Transpose.ROTATE_90, 2: Image.Transpose.ROTATE_180, 3: Image.Transpose.ROTATE_270}
@@ -144,12 +145,12 @@ def _lower_turns(lowered: LoweredImage, turns: int) -> None:
         _lower_transpose(lowered, _TURNS[turns])
 
 
-def _rot90(handle: Any, k: Any = 1, dims: Any = (0, 1)) -> Any:
+def _rot90(image: Recording, k: Any = 1, dims: Any = (0, 1)) -> Any:
     axes = _axes(dims)
     if type(k) is not int or {*axes} != {1, 2}:
         return NotImplemented
     turns = (k if axes == (1, 2) else -k) % 4
-    return turned(handle, turns) if turns else _clone(handle, torch.contiguous_format)
+    return turned(image, turns) if turns else _clone(image, torch.contiguous_format)
 
 
 def _turn_examples(a: Arguments) -> Iterator[Example]:
@@ -169,16 +170,16 @@ Operation(
 )
 
 
-def _transposed(handle: Any, *dims: Any) -> Any:
+def _transposed(image: Recording, *dims: Any) -> Any:
     """Records a view with rows and columns exchanged, for the two of them or none."""
     if dims and {*_axes(*dims)} != {1, 2}:
         return NotImplemented
-    channels, height, width = handle.lazy_shape
-    return handle.record(Op("transposed"), shape=(channels, width, height), is_view=True)
+    channels, height, width = image.shape
+    return image.record(ViewOp("transposed"), (channels, width, height))
 
 
-def _permuted(handle: Any, *dims: Any) -> Any:
-    return _transposed(handle) if _axes(*dims) == (0, 2, 1) else NotImplemented
+def _permuted(image: Recording, *dims: Any) -> Any:
+    return _transposed(image) if _axes(*dims) == (0, 2, 1) else NotImplemented
 
 
 _TRANSPOSED_BY = [
@@ -189,9 +190,9 @@ Operation(
     "rows and columns",
     stock={"transposed": lambda image: image.transpose(-2, -1)},
     record={
-        **dict.fromkeys(_TRANSPOSED_BY, lambda handle, dim0, dim1: _transposed(handle, dim0, dim1)),
-        torch.Tensor.mT.__get__: lambda handle: _transposed(handle),  # type: ignore[attr-defined]
-        torch.permute: lambda handle, dims: _permuted(handle, dims),
+        **dict.fromkeys(_TRANSPOSED_BY, lambda image, dim0, dim1: _transposed(image, dim0, dim1)),
+        torch.Tensor.mT.__get__: lambda image: _transposed(image),  # type: ignore[attr-defined]
+        torch.permute: lambda image, dims: _permuted(image, dims),
         torch.Tensor.permute: _permuted,
     },
     lower=functools.partial(_lower_transpose, method=Image.Transpose.TRANSPOSE),
@@ -203,9 +204,9 @@ Operation(
 # --- memory
 
 
-def _clone(handle: Any, memory_format: torch.memory_format = torch.preserve_format) -> Any:
+def _clone(image: Recording, memory_format: torch.memory_format = torch.preserve_format) -> Any:
     known = memory_format in (torch.preserve_format, torch.contiguous_format)
-    return handle.record(Op("clone", (memory_format,))) if known else NotImplemented
+    return image.record(Op("clone", (memory_format,))) if known else NotImplemented
 
 
 Operation(
@@ -215,24 +216,18 @@ Operation(
     examples=lambda a: [] if a.is_pillow else [Example("clone", run=lambda image: image.clone())],
     moves=True,
 )
-# Another tensor of the same memory.
-Operation(
-    "detach",
-    stock={},
-    record=dict.fromkeys((torch.detach, torch.Tensor.detach), lambda handle: handle.record_as(type(handle))),
-)
 
 
-def _contiguous(handle: Any, memory_format: torch.memory_format = torch.contiguous_format) -> Any:
+def _contiguous(image: Recording, memory_format: torch.memory_format = torch.contiguous_format) -> Any:
     if memory_format != torch.contiguous_format:
         return NotImplemented
-    for op in reversed(handle.lazy_ops):
+    for op in reversed(image.calls):
         puts_channels_last = op.name in ("pil_to_tensor", "to_image")
-        if op.name in ("to_tensor", "contiguous") or (puts_channels_last and handle.lazy_shape[0] == 1):
-            return handle  # stock code's tensor is known to be contiguous, and `contiguous` returns the tensor itself
+        if op.name in ("to_tensor", "contiguous") or (puts_channels_last and image.shape[0] == 1):
+            return image  # stock code's tensor is known to be contiguous, and `contiguous` returns the tensor itself
         if puts_channels_last or op.operation.changes_layout(op):
             break
-    return handle.record(Op("contiguous"), is_view=True)
+    return image.record(ViewOp("contiguous"))
 
 
 Operation(

@@ -11,9 +11,10 @@ from torchvision.transforms import _functional_pil as F_pil
 from torchvision.transforms import _functional_tensor as F_tensor
 from torchvision.transforms.v2 import functional as F_v2
 
-from torch_sink.image.core.arguments import is_computed_in_float32, is_factor, is_number
+from torch_sink.image.core.arguments import is_computed_in_float32, is_factor, is_number, is_scaled_bytes
 from torch_sink.image.core.examples import Arguments, Example
 from torch_sink.image.core.ops import NUMERIC, Lower, Op, Operation, Recorder, Stock
+from torch_sink.image.core.recording import Recording
 
 
 def stock_of(functional: str) -> dict[str, Stock]:
@@ -48,13 +49,19 @@ def functional(
     Operation(name, record=recorders, lower=lower, **fields)
 
 
-def adjusted(name: str, handle: Any, factor: Any) -> Any:
+def adjusted(name: str, image: Recording, factor: Any) -> Any:
     """Records a call with a factor, which on tensors may not be negative."""
     family = name.partition(".")[0]
     takes = is_number if family == "pil" else is_factor
-    if handle.lazy_dtype not in NUMERIC or not takes(factor) or not is_computed_in_float32(family, handle):
+    if image.dtype not in NUMERIC or not takes(factor) or not is_computed_in_float32(family, image):
         return NotImplemented
-    return handle.record(Op(name, (factor,)))
+    return image.record(Op(name, (factor,)))
+
+
+def as_image(image: Recording) -> Any:
+    """Records the Pillow image that `to_pil_image` makes of a tensor, unless its values are no bytes."""
+    is_bytes = image.dtype == torch.uint8 or is_scaled_bytes(image)
+    return image.as_image(Op("to_pil_image")) if is_bytes and image.calls else NotImplemented
 
 
 _PIL_TO_TENSOR = Op("pil_to_tensor")
@@ -63,8 +70,8 @@ _PIL_TO_TENSOR = Op("pil_to_tensor")
 def through_tensor(recorder: Recorder) -> Recorder:
     """The recorder of a functional that turns Pillow images into tensors and back, from its recorder on tensors."""
 
-    def record(image: Any, *args: Any, **kwargs: Any) -> Any:
+    def record(image: Recording, *args: Any, **kwargs: Any) -> Any:
         made = recorder(image.as_tensor(_PIL_TO_TENSOR, torch.uint8), *args, **kwargs)
-        return made if made is NotImplemented else made.as_image()
+        return made if made is NotImplemented else as_image(made)
 
     return record

@@ -12,6 +12,7 @@ from torch_sink.image.core.arguments import fits_range
 from torch_sink.image.core.examples import Arguments, Example, sample
 from torch_sink.image.core.lowering import LoweredImage, three
 from torch_sink.image.core.ops import Op, Operation, Stock, TensorArgument, record_maybe_in_place
+from torch_sink.image.core.recording import Recording
 from torch_sink.image.operations.functionals import functional, stock_of
 from torch_sink.triton_kernels.rows import Kind
 
@@ -20,26 +21,26 @@ from torch_sink.triton_kernels.rows import Kind
 _NO_BOX = 0, 0, 0, 0, (0.0,)
 
 
-def _erase(family: str, handle: Any, i: int, j: int, h: int, w: int, v: Any, inplace: bool = False) -> Any:
-    channels, height, width = handle.lazy_shape
-    if v is handle:
+def _erase(family: str, image: Recording, i: int, j: int, h: int, w: int, v: Any, inplace: bool = False) -> Any:
+    channels, height, width = image.shape
+    if getattr(v, "lazy_recording", None) is image:
         # What `RandomErasing` asks for where it finds no box: nothing is erased.
-        return handle if inplace else handle.record(Op(f"{family}.erase", _NO_BOX))
+        return image if inplace else image.record(Op(f"{family}.erase", _NO_BOX))
     if not isinstance(v, torch.Tensor) or v.ndim != 3 or v.device.type != "cpu":
         return NotImplemented
     is_inside = min(i, j) >= 0 and min(h, w) > 0 and i + h <= height and j + w <= width
-    if not is_inside or (inplace and not handle.changes_in_place):
+    if not is_inside:
         return NotImplemented
     if v.shape == (channels, h, w) and v.numel() > channels:
         # Converted as the assignment in stock code does it; a copy, for the caller may go on to write to its own.
-        pixels = TensorArgument(v.detach().to(handle.lazy_dtype, copy=True))
-        return record_maybe_in_place(handle, inplace, f"{family}.erase", (i, j, h, w, pixels))
+        pixels = TensorArgument(v.detach().to(image.dtype, copy=True))
+        return record_maybe_in_place(image, inplace, f"{family}.erase", (i, j, h, w, pixels))
     if v.shape[1:] != (1, 1) or len(v) not in (1, channels):
         return NotImplemented
     values = tuple(v.flatten().tolist())
-    if handle.lazy_dtype == torch.uint8 and not all(0 <= value < 256 for value in values):
+    if image.dtype == torch.uint8 and not all(0 <= value < 256 for value in values):
         return NotImplemented
-    return record_maybe_in_place(handle, inplace, f"{family}.erase", (i, j, h, w, values))
+    return record_maybe_in_place(image, inplace, f"{family}.erase", (i, j, h, w, values))
 
 
 def _lower_erase(lowered: LoweredImage, top: int, left: int, height: int, width: int, written: Any) -> None:
@@ -54,7 +55,7 @@ def _lower_erase(lowered: LoweredImage, top: int, left: int, height: int, width:
         lowered.add(Kind.ERASE, *box, fill=three(tuple(map(int, written)) if lowered.is_uint8 else written))
 
 
-def _stock(function: Stock, image: Any, i: int, j: int, h: int, w: int, written: Any) -> Any:
+def _stock(function: Stock, image: Recording, i: int, j: int, h: int, w: int, written: Any) -> Any:
     if isinstance(written, TensorArgument):
         return function(image, i, j, h, w, written.tensor)
     return function(image, i, j, h, w, torch.tensor(written, dtype=torch.float32, device="cpu").view(-1, 1, 1))

@@ -33,6 +33,7 @@ from torch_sink.image.core.ops import (
     record_maybe_in_place,
     replay,
 )
+from torch_sink.image.core.recording import Recording
 from torch_sink.image.operations.tones import look_up
 from torch_sink.triton_kernels.rows import Kind
 
@@ -53,8 +54,8 @@ def _number(value: Any) -> Argument | None:
 
 def _written(value: Any, shared: int) -> Argument | None:
     """An argument as it is recorded, or None if unsupported; all images among the arguments share the first calls."""
-    if hasattr(value, "lazy_ops"):
-        return "image", value.lazy_ops[shared:]
+    if type(value) is Recording:
+        return "image", value.calls[shared:]
     if value is None or isinstance(value, torch.dtype):
         return "itself", value
     if type(value) is not torch.Tensor:
@@ -115,39 +116,39 @@ _KEEPING = ("clone", "contiguous", "pointwise to bytes")
 
 def pointwise(name: str, *args: Any, in_place: bool = False, **kwargs: Any) -> Any:
     """Records the call of a function of torch that makes one value of each, or returns `NotImplemented`."""
-    images = [each for each in (*args, *kwargs.values()) if hasattr(each, "lazy_ops")]
-    if not images or not all(each.is_recording for each in images) or not kwargs.keys() <= _KEYWORDS:
+    images = [each for each in (*args, *kwargs.values()) if type(each) is Recording]
+    if not images or not kwargs.keys() <= _KEYWORDS:
         return NotImplemented
     first, shared = images[0], _count_shared(images)
-    before = first.lazy_ops[:shared]
+    before = first.calls[:shared]
     calls = None if shared is None or torch.get_default_dtype() != torch.float32 else calls_from_bytes(before)
     given = tuple(_written(each, shared or 0) for each in args)
     named = tuple((key, _written(each, shared or 0)) for key, each in kwargs.items())
     if calls is None or None in given or any(each is None for _, each in named):
         return NotImplemented
-    dtype = _dtype_of_result(first.lazy_shape[0], calls, name, given, named)
+    dtype = _dtype_of_result(first.shape[0], calls, name, given, named)
     is_steady = name in _STEADY or (name == "to" and dtype is not None and dtype.is_floating_point)
     if dtype is None or not (is_steady or not any(op.promise.is_rounded for op in before)):
         return NotImplemented
     op = "pointwise to bytes" if dtype == torch.uint8 else "pointwise", (name, given, named, dtype)
     if in_place:
-        fits = first is args[0] and shared == len(first.lazy_ops) and first.changes_in_place
-        return record_maybe_in_place(first, True, *op) if fits and dtype == first.lazy_dtype else NotImplemented
-    return type(first)(first.lazy_source, (*before, Op(*op)), first.lazy_shape, dtype)
+        fits = first is args[0] and shared == len(first.calls)
+        return record_maybe_in_place(first, True, *op) if fits and dtype == first.dtype else NotImplemented
+    return Recording(first.source, (*before, Op(*op)), first.shape, dtype)
 
 
 def _count_shared(images: Sequence[Any]) -> int | None:
     """How many first calls images of one source share; None where the others are no calls on single values."""
     first, *others = images
-    of_one = all(each.lazy_source is first.lazy_source and each.lazy_shape == first.lazy_shape for each in others)
+    of_one = all(each.source is first.source and each.shape == first.shape for each in others)
     if not of_one or (others and return_types._must_return_subclass()):
         return None
     shared = 0
-    for calls in zip(*(each.lazy_ops for each in images), strict=False):
+    for calls in zip(*(each.calls for each in images), strict=False):
         if any(op != calls[0] for op in calls):
             break
         shared += 1
-    names = [op.name for each in images for op in each.lazy_ops[shared:]]
+    names = [op.name for each in images for op in each.calls[shared:]]
     fits = all((name in VALUE_CALLS and name not in CONVERSIONS) or name in _KEEPING for name in names)
     return shared if fits else None
 
@@ -194,23 +195,23 @@ def _are_same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(one, other) and torch.equal(one.signbit(), other.signbit())
 
 
-def _powered(image: Any, exponent: Any, in_place: bool = False) -> Any:
+def _powered(image: Recording, exponent: Any, in_place: bool = False) -> Any:
     is_known = type(exponent) in (int, float) and exponent in _POWERS
     return pointwise("pow", image, exponent, in_place=in_place) if is_known else NotImplemented
 
 
-def _chosen(mask: Any, image: Any, other: Any) -> Any:
+def _chosen(mask: Any, image: Recording, other: Any) -> Any:
     return pointwise("where", mask, image, other) if is_mask(mask) else NotImplemented
 
 
-def fill_where(image: Any, mask: Any, value: Any, in_place: bool = False) -> Any:
+def fill_where(image: Recording, mask: Any, value: Any, in_place: bool = False) -> Any:
     """Records what writes one value where a mask is true."""
     return pointwise("masked_fill", image, mask, value, in_place=in_place) if is_mask(mask) else NotImplemented
 
 
 def is_mask(value: Any) -> bool:
     """True for a recorded tensor of truth values."""
-    return getattr(value, "lazy_dtype", None) == torch.bool
+    return type(value) is Recording and value.dtype == torch.bool
 
 
 def _ways(name: str) -> dict[Any, Recorder]:
@@ -309,22 +310,22 @@ Operation(
 # --- limits
 
 
-def _limited(image: Any, low: Any, high: Any, in_place: bool) -> Any:
+def _limited(image: Recording, low: Any, high: Any, in_place: bool) -> Any:
     made = pointwise("clamp", image, low, high, in_place=in_place)
-    is_recorded = made is not NotImplemented or getattr(image, "lazy_dtype", None) != torch.float32
+    is_recorded = made is not NotImplemented or not (type(image) is Recording and image.dtype == torch.float32)
     if is_recorded or not (is_number(low) and is_number(high) and (low, high) == (0, 1)) or is_tabled(image):
         return made
-    return record_maybe_in_place(image, in_place, "clamp", ()) if image.changes_in_place or not in_place else made
+    return record_maybe_in_place(image, in_place, "clamp", ())
 
 
 def _limits(in_place: bool) -> dict[str, Recorder]:
-    def clamp(image: Any, min: Any = None, max: Any = None) -> Any:
+    def clamp(image: Recording, min: Any = None, max: Any = None) -> Any:
         return _limited(image, min, max, in_place)
 
-    def clamp_min(image: Any, min: Any) -> Any:
+    def clamp_min(image: Recording, min: Any) -> Any:
         return _limited(image, min, None, in_place)
 
-    def clamp_max(image: Any, max: Any) -> Any:
+    def clamp_max(image: Recording, max: Any) -> Any:
         return _limited(image, None, max, in_place)
 
     named = {"clamp": clamp, "clip": clamp, "clamp_min": clamp_min, "clamp_max": clamp_max}

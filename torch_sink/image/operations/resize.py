@@ -14,10 +14,10 @@ from torchvision.transforms import functional as F
 from torchvision.transforms.v2 import functional as F_v2
 from torchvision.transforms.v2.functional import _geometry as v2_geometry
 
-from torch_sink.image.core.arguments import is_pillow
 from torch_sink.image.core.examples import Arguments, Example, interpolations, sample
 from torch_sink.image.core.lowering import LoweredImage, ResizeWeights
 from torch_sink.image.core.ops import CLOSE, EXACT, MOVED, NUMERIC, Op, Operation, Promise
+from torch_sink.image.core.recording import Recording
 from torch_sink.image.operations import resize_tables as tables
 from torch_sink.image.operations.crops import check_size, crop, remap
 from torch_sink.triton_kernels.rows import Kind
@@ -35,7 +35,7 @@ _FILTERS = {
 
 
 def _resize_image(
-    image: Any, size: Any, resample: int | None = None, box: Any = None, reducing_gap: float | None = None
+    image: Recording, size: Any, resample: int | None = None, box: Any = None, reducing_gap: float | None = None
 ) -> Any:
     if resample is None:
         resample = Image.Resampling.BICUBIC
@@ -44,15 +44,20 @@ def _resize_image(
         return NotImplemented
     sides = tuple(size)
     if sides == image.size:
-        return image.copy()
-    return image.record(Op("pil.resize", (sides, int(filter_of(image, resample)))), size=sides)
+        return image.copied()
+    return _resized(image, sides, resample)
 
 
-def _resize_pillow(image: Any, size: Any, interpolation: int = Image.Resampling.BILINEAR) -> Any:
+def _resized(image: Recording, sides: tuple[int, int], resample: int) -> Any:
+    op = Op("pil.resize", (sides, int(filter_of(image, resample))))
+    return image.record(op, (image.shape[0], sides[1], sides[0]))
+
+
+def _resize_pillow(image: Recording, size: Any, interpolation: int = Image.Resampling.BILINEAR) -> Any:
     return _resize_image(image, size[::-1], interpolation) if isinstance(size, (list, tuple)) else NotImplemented
 
 
-def filter_of(image: Any, resample: int) -> int:
+def filter_of(image: Recording, resample: int) -> int:
     """The filter that Pillow uses: no color lies between two numbers of colors."""
     return Image.Resampling.NEAREST if image.mode == "P" else resample
 
@@ -63,54 +68,53 @@ FILTERS_BY_NAME: dict[Any, int] = {**_FILTERS_BY_MODE, **{mode.value: each for m
 
 
 def _resized_crop_image(
-    filters: dict[Any, int], image: Any, top: Any, left: Any, height: Any, width: Any, size: Any,
+    filters: dict[Any, int], image: Recording, top: Any, left: Any, height: Any, width: Any, size: Any,
     interpolation: Any = Mode.BILINEAR, antialias: bool | None = True,
 ) -> Any:  # fmt: skip
     """A crop inside of the image, resized to a height and a width; stock code calls two methods of the image."""
     is_size = isinstance(size, (list, tuple)) and len(size) == 2 and _is_size(size)
-    is_box = type(top) is type(left) is type(height) is type(width) is int and is_pillow(image)
+    is_box = type(top) is type(left) is type(height) is type(width) is int and image.mode is not None
     resample = filters.get(interpolation) if type(interpolation) in (Mode, str) else None
     if not (is_size and is_box) or resample is None or antialias is False:
         return NotImplemented
-    box = left, top, left + width, top + height
-    if not (0 <= box[0] < box[2] <= image.size[0] and 0 <= box[1] < box[3] <= image.size[1]):
+    box, (wide, high) = (left, top, left + width, top + height), image.size
+    if not (0 <= box[0] < box[2] <= wide and 0 <= box[1] < box[3] <= high):
         return NotImplemented
-    check_size(image.size, box)
-    sides, ops = (size[1], size[0]), [Op("pil.crop", (box,))]
-    if sides != (width, height):
-        ops.append(Op("pil.resize", (sides, int(filter_of(image, resample)))))
-    return image.record(*ops, size=sides)
+    check_size((wide, high), box)
+    cropped = image.record(Op("pil.crop", (box,)), (image.shape[0], height, width))
+    sides = size[1], size[0]
+    return cropped if sides == (width, height) else _resized(cropped, sides, resample)
 
 
 # --- tensors
 
 
-def _resize_v1(family: str, handle: Any, size: Any, interpolation: Any = "bilinear", antialias: Any = True) -> Any:
+def _resize_v1(family: str, image: Recording, size: Any, interpolation: Any = "bilinear", antialias: Any = True) -> Any:
     if not isinstance(size, (list, tuple)) or len(size) != 2:
         return NotImplemented
     try:
-        return _in_floats("v1.resize", handle, tuple(size), Mode(interpolation), antialias)
+        return _in_floats("v1.resize", image, tuple(size), Mode(interpolation), antialias)
     except ValueError:
         return NotImplemented
 
 
 def _resize_v2(
-    family: str, handle: Any, size: Any, interpolation: Any = Mode.BILINEAR, max_size: Any = None,
+    family: str, image: Recording, size: Any, interpolation: Any = Mode.BILINEAR, max_size: Any = None,
     antialias: bool | None = True,
 ) -> Any:  # fmt: skip
-    channels, *old_size = handle.lazy_shape
+    channels, *old_size = image.shape
     new_size = tuple(v2_geometry._compute_resized_output_size(old_size, size=size, max_size=max_size))
     if new_size == tuple(old_size):
-        return handle
+        return image
     mode = Mode(v2_geometry._check_interpolation(interpolation))
-    if handle.lazy_dtype != torch.uint8 or not (mode in NEAREST_MODES or integer_resize_fits(mode)):
-        return _in_floats("v2.resize", handle, new_size, mode, antialias)
+    if image.dtype != torch.uint8 or not (mode in NEAREST_MODES or integer_resize_fits(mode)):
+        return _in_floats("v2.resize", image, new_size, mode, antialias)
     if not _is_size(new_size):
         return NotImplemented
     # To one pixel torch refuses, or not, by how pixels lie in memory.
     if (mode == Mode.LANCZOS and not antialias) or (antialias and new_size == (1, 1) and channels == 3):
         return NotImplemented
-    return _record("v2.resize", handle, new_size, mode, antialias)
+    return _record("v2.resize", image, new_size, mode, antialias)
 
 
 def integer_resize_fits(interpolation: Mode) -> bool:
@@ -118,16 +122,16 @@ def integer_resize_fits(interpolation: Mode) -> bool:
     return interpolation in _FILTERS and v2_geometry._do_native_uint8_resize_on_cpu(interpolation)
 
 
-def _in_floats(name: str, handle: Any, size: tuple[Any, ...], mode: Mode, antialias: Any) -> Any:
+def _in_floats(name: str, image: Recording, size: tuple[Any, ...], mode: Mode, antialias: Any) -> Any:
     """What stock code computes in float32."""
-    if handle.lazy_dtype not in NUMERIC or not _is_size(size) or mode not in (*NEAREST_MODES, *SMOOTH_MODES):
+    if image.dtype not in NUMERIC or not _is_size(size) or mode not in (*NEAREST_MODES, *SMOOTH_MODES):
         return NotImplemented
-    if handle.lazy_dtype == torch.float32 and size == tuple(handle.lazy_shape[1:]):
-        return handle
+    if image.dtype == torch.float32 and size == tuple(image.shape[1:]):
+        return image
     # To one column torch's result depends on how pixels lie in memory.
     if antialias and size[1] == 1 and mode not in NEAREST_MODES:
         return NotImplemented
-    return _record(name, handle, size, mode, antialias)
+    return _record(name, image, size, mode, antialias)
 
 
 def _is_size(size: Sequence[Any]) -> bool:
@@ -135,19 +139,18 @@ def _is_size(size: Sequence[Any]) -> bool:
     return type(size[0]) is type(size[1]) is int and size[0] > 0 < size[1]
 
 
-def _record(name: str, handle: Any, size: tuple[int, int], mode: Mode, antialias: Any) -> Any:
-    return handle.record(Op(name, (size, mode, bool(antialias))), shape=(handle.lazy_shape[0], *size))
+def _record(name: str, image: Recording, size: tuple[int, int], mode: Mode, antialias: Any) -> Any:
+    return image.record(Op(name, (size, mode, bool(antialias))), (image.shape[0], *size))
 
 
 def _resized_crop(
-    family: str, handle: Any, top: Any, left: Any, height: Any, width: Any, size: Any,
+    family: str, image: Recording, top: Any, left: Any, height: Any, width: Any, size: Any,
     interpolation: Any = Mode.BILINEAR, antialias: bool | None = True,
 ) -> Any:  # fmt: skip
-    cropped = crop("v2", handle, top, left, height, width, is_seen=False)
+    cropped = crop("v2", image, top, left, height, width)
     if cropped is NotImplemented:
         return cropped
-    made = _resize_v2(family, cropped, size, interpolation, None, antialias)
-    return crop("v2", handle, top, left, height, width) if made is cropped else made
+    return _resize_v2(family, cropped, size, interpolation, None, antialias)
 
 
 # --- to kernel work

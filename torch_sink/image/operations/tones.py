@@ -18,13 +18,14 @@ from torch_sink.image.core.examples import Example, of_method, sample
 from torch_sink.image.core.fallback import image_of
 from torch_sink.image.core.lowering import FAMILIES, LoweredImage, by_formula, float_bits, three
 from torch_sink.image.core.ops import NUMERIC, STOCK, Op, Operation, Recorder
+from torch_sink.image.core.recording import Recording
 from torch_sink.image.operations.functionals import functional
 from torch_sink.triton_kernels.rows import Formula, Kind
 
 
-def _is_exact_bytes(handle: Any) -> bool:
+def _is_exact_bytes(image: Recording) -> bool:
     """True for bytes that no float kernel of torch has rounded: thresholds of these are exact."""
-    return handle.lazy_dtype == torch.uint8 and not is_rounded_by_torch(handle)
+    return image.dtype == torch.uint8 and not is_rounded_by_torch(image)
 
 
 # --- by the histogram
@@ -32,7 +33,7 @@ def _is_exact_bytes(handle: Any) -> bool:
 
 def _on_exact_bytes(name: str) -> Recorder:
     """Records a call without arguments, on exact bytes alone."""
-    return lambda family, handle: handle.record(Op(f"{family}.{name}")) if _is_exact_bytes(handle) else NotImplemented
+    return lambda family, image: image.record(Op(f"{family}.{name}")) if _is_exact_bytes(image) else NotImplemented
 
 
 def _lower_autocontrast(lowered: LoweredImage, formula: Formula) -> None:
@@ -58,11 +59,11 @@ functional(
 # --- thresholds
 
 
-def _posterize(family: str, handle: Any, bits: Any) -> Any:
+def _posterize(family: str, image: Recording, bits: Any) -> Any:
     least = 1 if family == "pil" else 0
-    if not _is_exact_bytes(handle) or type(bits) is not int or not least <= bits <= 8:
+    if not _is_exact_bytes(image) or type(bits) is not int or not least <= bits <= 8:
         return NotImplemented
-    return handle.record(Op(f"{family}.posterize", (bits,)))
+    return image.record(Op(f"{family}.posterize", (bits,)))
 
 
 def _lower_posterize(lowered: LoweredImage, bits: int) -> None:
@@ -80,12 +81,12 @@ functional(
 )
 
 
-def _solarize(family: str, handle: Any, threshold: Any) -> Any:
-    if not _is_exact_bytes(handle) or not is_number(threshold) or (threshold > 255 and family != "pil"):
+def _solarize(family: str, image: Recording, threshold: Any) -> Any:
+    if not _is_exact_bytes(image) or not is_number(threshold) or (threshold > 255 and family != "pil"):
         return NotImplemented
-    if not is_computed_in_float32(family, handle):
+    if not is_computed_in_float32(family, image):
         return NotImplemented
-    return handle.record(Op(f"{family}.solarize", (threshold,)))
+    return image.record(Op(f"{family}.solarize", (threshold,)))
 
 
 def _lower_solarize_image(lowered: LoweredImage, threshold: float) -> None:
@@ -114,7 +115,7 @@ functional(
 
 functional(
     "invert",
-    lambda family, handle: handle.record(Op(f"{family}.invert")) if handle.lazy_dtype in NUMERIC else NotImplemented,
+    lambda family, image: image.record(Op(f"{family}.invert")) if image.dtype in NUMERIC else NotImplemented,
     lambda lowered: lowered.add(Kind.INVERT),
     transforms={"RandomInvert": [sample(p=1.0)]},
 )
@@ -122,10 +123,10 @@ functional(
 # --- tables
 
 
-def _gamma(family: str, handle: Any, gamma: Any, gain: Any = 1) -> Any:
-    if not _is_exact_bytes(handle) or not is_factor(gamma) or not is_number(gain):
+def _gamma(family: str, image: Recording, gamma: Any, gain: Any = 1) -> Any:
+    if not _is_exact_bytes(image) or not is_factor(gamma) or not is_number(gain):
         return NotImplemented
-    return handle.record(Op(f"{family}.adjust_gamma", (gamma, gain)))
+    return image.record(Op(f"{family}.adjust_gamma", (gamma, gain)))
 
 
 def _lower_gamma(family: str, lowered: LoweredImage, gamma: float, gain: float) -> None:
@@ -140,10 +141,10 @@ functional(
 )
 
 
-def _point(image: Any, lut: Any, mode: str | None = None) -> Any:
+def _point(image: Recording, lut: Any, mode: str | None = None) -> Any:
     if image.mode == "P" or mode not in (None, image.mode) or not _is_exact_bytes(image):
         return NotImplemented
-    if not isinstance(lut, (list, tuple)) or len(lut) != 256 * image.lazy_shape[0]:
+    if not isinstance(lut, (list, tuple)) or len(lut) != 256 * image.shape[0]:
         return NotImplemented
     if not all(type(value) in (int, float) and abs(value) < 2**31 for value in lut):
         return NotImplemented

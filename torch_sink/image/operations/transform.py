@@ -13,6 +13,7 @@ from torch_sink.image.core.arguments import color_of
 from torch_sink.image.core.examples import Arguments, Example, of_method
 from torch_sink.image.core.lowering import LoweredImage, byte_fill
 from torch_sink.image.core.ops import Op, Operation
+from torch_sink.image.core.recording import Recording
 from torch_sink.image.operations.crops import remap, shift
 from torch_sink.image.operations.flips import add_affine
 from torch_sink.image.operations.resize import filter_of
@@ -22,12 +23,12 @@ from torch_sink.triton_kernels.rows import Kind
 _NEAREST = int(Image.Resampling.NEAREST)
 _FILTERS = (Image.Resampling.NEAREST, Image.Resampling.BILINEAR, Image.Resampling.BICUBIC)
 # The coefficients of the two methods that record.
-_COEFFICIENTS = {Image.Transform.AFFINE: 6, Image.Transform.PERSPECTIVE: 8}
+_COEFFICIENTS: dict[int, int] = {Image.Transform.AFFINE: 6, Image.Transform.PERSPECTIVE: 8}
 _AFFINE = int(Image.Transform.AFFINE)
 
 
 def _transform(
-    image: Any, size: Any, method: Any, data: Any = None, resample: int = Image.Resampling.NEAREST, fill: int = 1,
+    image: Recording, size: Any, method: Any, data: Any = None, resample: int = Image.Resampling.NEAREST, fill: int = 1,
     fillcolor: Any = None,
 ) -> Any:  # fmt: skip
     if method not in _COEFFICIENTS or data is None:
@@ -40,30 +41,30 @@ def _transform(
     return _recorded(image, size, method, data, resample, fillcolor)
 
 
-def _recorded(image: Any, size: Any, method: int, data: Any, resample: int, fill: Any) -> Any:
+def _recorded(image: Recording, size: Any, method: int, data: Any, resample: int, fill: Any) -> Any:
     """`_transform`, with a fill that it has looked at."""
     (width, height), resample = size, filter_of(image, resample)
     data = tuple(map(float, data))
-    is_whole = len(data) >= _COEFFICIENTS[Image.Transform(method)] and all(map(math.isfinite, data))
+    is_whole = len(data) >= _COEFFICIENTS[method] and all(map(math.isfinite, data))
     if resample not in _FILTERS or not is_whole:
         return NotImplemented
     is_nearest = method == _AFFINE and resample == _NEAREST
     if min(width, height) <= 0 or (is_nearest and not _fits_16_bits(data, width, height)):
         return NotImplemented
     op = Op("pil.transform", ((width, height), int(method), data, int(resample), fill))
-    return image.record(op, size=(width, height))
+    return image.record(op, (image.shape[0], height, width))
 
 
-def _affine(image: Any, matrix: Any, interpolation: int = Image.Resampling.NEAREST, fill: Any = None) -> Any:
-    color = color_of(fill, image.lazy_shape[0])
+def _affine(image: Recording, matrix: Any, interpolation: int = Image.Resampling.NEAREST, fill: Any = None) -> Any:
+    color = color_of(fill, image.shape[0])
     if color is None:
         return NotImplemented
     return _recorded(image, image.size, _AFFINE, matrix, interpolation, color)
 
 
 def _rotate(
-    image: Any, angle: float, interpolation: int = Image.Resampling.NEAREST, expand: Any = False, center: Any = None,
-    fill: Any = None,
+    image: Recording, angle: float, interpolation: int = Image.Resampling.NEAREST, expand: Any = False,
+    center: Any = None, fill: Any = None,
 ) -> Any:  # fmt: skip
     """Records a turn around the middle, of the matrix that `Image.rotate` makes; it makes that of others itself."""
     if center is not None or expand or not angle % 90:
@@ -96,7 +97,7 @@ def _lower(
         _lower_nearest(lowered, height, width, data, fill)
         return
     coefficients = np.zeros(8)
-    count = _COEFFICIENTS[Image.Transform(method)]
+    count = _COEFFICIENTS[method]
     coefficients[:count] = data[:count]
     old_height, old_width = lowered.resize_to(height, width)
     values = (old_width, old_height, resample, 0, int(not is_affine))

@@ -13,38 +13,36 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torchvision.transforms import _functional_tensor as F_tensor
 from torchvision.transforms import functional as F
 from torchvision.transforms.v2 import functional as F_v2
 
-from torch_sink.image.core.arguments import has_minus_zero, is_number, is_pillow, is_scaled_bytes, is_tabled
+from torch_sink.image.core.arguments import has_minus_zero, is_number, is_scaled_bytes, is_tabled
 from torch_sink.image.core.examples import STATISTICS, Arguments, Example, sample
 from torch_sink.image.core.lowering import LoweredImage, float_bits, three
 from torch_sink.image.core.ops import EXACT_BYTES, NUMERIC, Op, Operation, Recorder, always, both, record_maybe_in_place
-from torch_sink.image.operations.functionals import stock_of
+from torch_sink.image.core.recording import Recording
+from torch_sink.image.operations.functionals import as_image, stock_of
 from torch_sink.image.operations.pointwise import pointwise
 from torch_sink.triton_kernels.rows import Kind
 
 # --- from images to tensors and back
 
 
-def _to_pil_image(handle: Any, mode: str | None = None) -> Any:
-    image = NotImplemented if isinstance(handle, Image.Image) else handle.as_image()
-    return image if image is not NotImplemented and mode in (None, image.mode) else NotImplemented
+def _to_pil_image(image: Recording, mode: str | None = None) -> Any:
+    made = as_image(image) if image.mode is None else NotImplemented
+    return made if made is not NotImplemented and mode in (None, made.mode) else NotImplemented
 
 
 def _conversion(name: str, stock: Callable[..., Any], *transforms: str, **fields: Any) -> None:
     """Makes the operation of a conversion of Pillow images known."""
+    op = Op(name)
 
-    def record(image: Any) -> Any:
-        as_tv_image = name == "to_image"
-        if as_tv_image and isinstance(image, torch.Tensor):
-            return image.as_tv_image()  # type: ignore[attr-defined]
+    def record(image: Recording) -> Any:
+        if image.mode is None:
+            return image if name == "to_image" else NotImplemented
         dtype = torch.get_default_dtype() if name == "to_tensor" else torch.uint8
-        if not is_pillow(image) or dtype not in (torch.uint8, torch.float32):
-            return NotImplemented
-        return image.as_tensor(Op(name), dtype, as_tv_image=as_tv_image)
+        return image.as_tensor(op, dtype) if dtype in (torch.uint8, torch.float32) else NotImplemented
 
     Operation(
         name,
@@ -73,41 +71,41 @@ Operation(
 # --- types
 
 
-def _convert_dtype(family: str, handle: Any, dtype: torch.dtype = torch.float32) -> Any:
-    return _to_type(handle, dtype, Op("v1.convert_image_dtype", (dtype,)))
+def _convert_dtype(family: str, image: Recording, dtype: torch.dtype = torch.float32) -> Any:
+    return _to_type(image, dtype, Op("v1.convert_image_dtype", (dtype,)))
 
 
-def _to_dtype(family: str, handle: Any, dtype: torch.dtype = torch.float32, scale: bool = False) -> Any:
-    return _to_type(handle, dtype, Op("v2.to_dtype", (dtype, scale)))
+def _to_dtype(family: str, image: Recording, dtype: torch.dtype = torch.float32, scale: bool = False) -> Any:
+    return _to_type(image, dtype, Op("v2.to_dtype", (dtype, scale)))
 
 
-def _to_type(handle: Any, dtype: torch.dtype, op: Op) -> Any:
-    if handle.lazy_dtype == dtype:
-        return handle
-    makes_floats = handle.lazy_dtype in NUMERIC and dtype in (torch.float32, torch.float16, torch.bfloat16)
-    makes_bytes = dtype == torch.uint8 and not op.operation.leaves_range(op) and is_scaled_bytes(handle)
-    return handle.record(op, dtype=dtype) if makes_floats or makes_bytes else NotImplemented
+def _to_type(image: Recording, dtype: torch.dtype, op: Op) -> Any:
+    if image.dtype == dtype:
+        return image
+    makes_floats = image.dtype in NUMERIC and dtype in (torch.float32, torch.float16, torch.bfloat16)
+    makes_bytes = dtype == torch.uint8 and not op.operation.leaves_range(op) and is_scaled_bytes(image)
+    return image.record(op, dtype=dtype) if makes_floats or makes_bytes else NotImplemented
 
 
-def to_type(handle: Any, dtype: Any = None, non_blocking: Any = False) -> Any:
+def to_type(image: Recording, dtype: Any = None, non_blocking: Any = False) -> Any:
     """The recorder of `Tensor.to` with a type, without one `NotImplemented`; `run.collate` moves images."""
     if not isinstance(dtype, torch.dtype):
         return NotImplemented
     # What v2 makes of floats in half precision, or of bytes that it does not scale, is the type alone as well.
-    made = _to_dtype("v2", handle, dtype)
-    return pointwise("to", handle, dtype) if made is NotImplemented else made
+    made = _to_dtype("v2", image, dtype)
+    return pointwise("to", image, dtype) if made is NotImplemented else made
 
 
-def _type(handle: Any, dtype: Any = None, non_blocking: Any = False) -> Any:
-    return torch.empty(0, dtype=handle.lazy_dtype, device="cpu").type() if dtype is None else to_type(handle, dtype)
+def _type(image: Recording, dtype: Any = None, non_blocking: Any = False) -> Any:
+    return torch.empty(0, dtype=image.dtype, device="cpu").type() if dtype is None else to_type(image, dtype)
 
 
 def _becomes(dtype: torch.dtype) -> Recorder:
-    return lambda handle: to_type(handle, dtype)
+    return lambda image: to_type(image, dtype)
 
 
-def _type_as(handle: Any, other: torch.Tensor) -> Any:
-    return to_type(handle, other.dtype) if hasattr(handle, "lazy_ops") else NotImplemented
+def _type_as(image: Recording, other: torch.Tensor) -> Any:
+    return to_type(image, other.dtype) if type(image) is Recording else NotImplemented
 
 
 _TYPES = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16, "bool": torch.bool}
@@ -186,29 +184,29 @@ def _usual(family: str, channels: int, *values: Any) -> Op | None:
     return Op(f"{family}.normalize", (tuple(map(float, mean)), tuple(map(float, std))))
 
 
-def _normalize(family: str, handle: Any, mean: Any, std: Any, inplace: bool = False) -> Any:
-    channels = handle.lazy_shape[0]
-    if handle.lazy_dtype is torch.float32 and not inplace and type(mean) in _LISTS and type(std) in _LISTS:
+def _normalize(family: str, image: Recording, mean: Any, std: Any, inplace: bool = False) -> Any:
+    channels = image.shape[0]
+    if image.dtype is torch.float32 and not inplace and type(mean) in _LISTS and type(std) in _LISTS:
         try:
             op = _usual(family, channels, *mean, *std) if len(mean) == channels else None
         except TypeError:  # lists have no hash
             op = None
         if op is not None:
-            return handle.record(op)
-    if family == "v2" and handle.lazy_dtype == torch.float32 and not inplace:
+            return image.record(op)
+    if family == "v2" and image.dtype == torch.float32 and not inplace:
         # v2's kernel makes three channels of a gray image where there are three statistics.
-        is_spread = handle.lazy_shape[0] == 1 and _statistics(mean, 3) is not None and _statistics(std, 3) is not None
+        is_spread = image.shape[0] == 1 and _statistics(mean, 3) is not None and _statistics(std, 3) is not None
         if is_spread and not len(mean) == len(std) == 1:
-            handle = handle.record(Op("v2.grayscale_to_rgb"), shape=(3, *handle.lazy_shape[1:]))
-    channels = handle.lazy_shape[0]
+            image = image.record(Op("v2.grayscale_to_rgb"), (3, *image.shape[1:]))
+    channels = image.shape[0]
     mean, std = _statistics(mean, channels), _statistics(std, channels)
-    if mean is None or std is None or not handle.lazy_dtype.is_floating_point:
+    if mean is None or std is None or not image.dtype.is_floating_point:
         return NotImplemented
-    if handle.lazy_dtype != torch.float32 and not is_tabled(handle):
+    if image.dtype != torch.float32 and not is_tabled(image):
         return NotImplemented
-    if min(map(abs, std)) < _SMALLEST_STD or (inplace and not handle.changes_in_place):
+    if min(map(abs, std)) < _SMALLEST_STD:
         return NotImplemented
-    return record_maybe_in_place(handle, inplace, f"{family}.normalize", (mean, std))
+    return record_maybe_in_place(image, inplace, f"{family}.normalize", (mean, std))
 
 
 # --- arithmetic
@@ -220,14 +218,14 @@ _Arithmetic = Callable[[Any, Any, bool], Any]
 def _ways(name: str, record: _Arithmetic) -> dict[Any, Recorder]:
     """The recorders of an arithmetic operator of torch, which programs call as a function, a method, or in place."""
 
-    def recorded(image: Any, constant: Any, in_place: bool) -> Any:
+    def recorded(image: Recording, constant: Any, in_place: bool) -> Any:
         made = record(image, constant, in_place)
         return pointwise(name, image, constant, in_place=in_place) if made is NotImplemented else made
 
-    def made(image: Any, constant: Any = None) -> Any:
+    def made(image: Recording, constant: Any = None) -> Any:
         return recorded(image, constant, False)
 
-    def made_in_place(image: Any, constant: Any = None) -> Any:
+    def made_in_place(image: Recording, constant: Any = None) -> Any:
         return recorded(image, constant, True)
 
     return {
@@ -237,43 +235,43 @@ def _ways(name: str, record: _Arithmetic) -> dict[Any, Recorder]:
     }
 
 
-def _shifted(image: Any, mean: Any, in_place: bool) -> Any:
+def _shifted(image: Recording, mean: Any, in_place: bool) -> Any:
     image = _as_floats(image, type(mean) is float and not in_place)
-    means = _constants(image, mean, in_place)
+    means = _constants(image, mean)
     if means is None:
         return NotImplemented
     return record_maybe_in_place(image, in_place, "v1.normalize", (means, (1.0,)))
 
 
-def _added(image: Any, constant: Any, in_place: bool) -> Any:
+def _added(image: Recording, constant: Any, in_place: bool) -> Any:
     is_constant = is_number(constant) or (type(constant) is torch.Tensor and constant.dtype != torch.bool)
     # What 0 is added to is not -0 afterwards; -0 of an integer would be 0.
     is_zero = type(constant) is int and constant == 0
     return _shifted(image, -constant if is_constant and not is_zero else None, in_place)
 
 
-def _divided(image: Any, std: Any, in_place: bool) -> Any:
+def _divided(image: Recording, std: Any, in_place: bool) -> Any:
     if is_number(std) and std == 255 and not in_place and _is_bytes(image):
         return _convert_dtype("v1", image)
     image = _as_floats(image, is_number(std) and not in_place)
-    stds = _constants(image, std, in_place)
+    stds = _constants(image, std)
     if stds is None or min(map(abs, stds)) < _SMALLEST:
         return NotImplemented
     return record_maybe_in_place(image, in_place, "v1.normalize", ((0.0,), stds))
 
 
-def _multiplied(image: Any, factor: Any, in_place: bool) -> Any:
+def _multiplied(image: Recording, factor: Any, in_place: bool) -> Any:
     """Records the product of an image and a constant, in either order."""
     image, factor = (factor, image) if is_number(image) else (image, factor)
     image = _as_floats(image, type(factor) is float and not in_place)
-    if not is_number(factor) or abs(factor) < _SMALLEST or _constants(image, factor, in_place) is None:
+    if not is_number(factor) or abs(factor) < _SMALLEST or _constants(image, factor) is None:
         return NotImplemented
     return record_maybe_in_place(image, in_place, "mul", (float(factor),))
 
 
-def _subtracted_from(image: Any, constant: Any = None) -> Any:
+def _subtracted_from(image: Recording, constant: Any = None) -> Any:
     """Records `constant - image`, and for bytes `255 - image` alone, which is an inversion."""
-    is_byte = getattr(image, "lazy_dtype", None) == torch.uint8 and type(constant) is int
+    is_byte = type(image) is Recording and image.dtype == torch.uint8 and type(constant) is int
     if is_byte and constant == 255:
         return image.record(Op("v1.invert"))
     is_shift = is_number(constant) and constant != 0 and not is_byte
@@ -283,7 +281,7 @@ def _subtracted_from(image: Any, constant: Any = None) -> Any:
 
 
 def _is_bytes(image: Any) -> bool:
-    return getattr(image, "lazy_dtype", None) == torch.uint8 and torch.get_default_dtype() == torch.float32
+    return type(image) is Recording and image.dtype == torch.uint8 and torch.get_default_dtype() == torch.float32
 
 
 def _as_floats(image: Any, becomes_floats: bool) -> Any:
@@ -291,15 +289,15 @@ def _as_floats(image: Any, becomes_floats: bool) -> Any:
     return _to_dtype("v2", image) if becomes_floats and _is_bytes(image) else image
 
 
-def _constants(image: Any, constant: Any, in_place: bool) -> tuple[float, ...] | None:
+def _constants(image: Any, constant: Any) -> tuple[float, ...] | None:
     """An operand for float32 values as one float, or one a channel; None where it is too large or unsupported."""
-    if getattr(image, "lazy_dtype", None) != torch.float32 or (in_place and not image.changes_in_place):
+    if type(image) is not Recording or image.dtype != torch.float32:
         return None
     if is_number(constant):
         values = (float(constant),)
     elif type(constant) is torch.Tensor and constant.dtype == torch.float32 and constant.device.type == "cpu":
         # A tensor [C, 1, 1], as programs write a mean.
-        if constant.requires_grad or constant.shape not in ((image.lazy_shape[0], 1, 1), (1, 1, 1)):
+        if constant.requires_grad or constant.shape not in ((image.shape[0], 1, 1), (1, 1, 1)):
             return None
         values = tuple(constant.flatten().tolist())
     else:

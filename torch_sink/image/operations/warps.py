@@ -21,6 +21,7 @@ from torch_sink.image.core.arguments import fill_of_each_channel, fits_range
 from torch_sink.image.core.examples import Arguments, Example, interpolations, sample
 from torch_sink.image.core.lowering import FORMULAS, LoweredImage, three
 from torch_sink.image.core.ops import MOVED, NEAREST, NUMERIC, Op, Operation, Promise, TensorArgument
+from torch_sink.image.core.recording import Recording
 from torch_sink.image.operations.flips import turned
 from torch_sink.triton_kernels.rows import DISPLACED, MATRIX, NO_FILL, PERSPECTIVE, Kind
 
@@ -31,14 +32,14 @@ _Fill = tuple[float, ...] | None
 # --- what the recorders share
 
 
-def _record(handle: Any, name: str, parameters: tuple[Any, ...], mode: Any, fill: Any, size: Any = None) -> Any:
+def _record(image: Recording, name: str, parameters: tuple[Any, ...], mode: Any, fill: Any, size: Any = None) -> Any:
     """Records `name(*parameters, mode, fill)`; `size` (height, width) where the call changes it."""
-    channels, height, width = handle.lazy_shape
-    fills = fill_of_each_channel(handle, fill)
+    channels, height, width = image.shape
+    fills = fill_of_each_channel(image, fill)
     height, width = size or (height, width)
-    if handle.lazy_dtype not in NUMERIC or fills is NotImplemented or mode not in _MODES or min(height, width) <= 0:
+    if image.dtype not in NUMERIC or fills is NotImplemented or mode not in _MODES or min(height, width) <= 0:
         return NotImplemented
-    return handle.record(Op(name, (*parameters, mode, fills)), shape=(channels, height, width))
+    return image.record(Op(name, (*parameters, mode, fills)), (channels, height, width))
 
 
 def _mode_v2(interpolation: Any) -> str:
@@ -126,24 +127,24 @@ def _identity_positions(height: int, width: int) -> np.ndarray:
 # --- affine
 
 
-def _affine_v1(family: str, handle: Any, matrix: Any, interpolation: str = "nearest", fill: Any = None) -> Any:
-    return _record(handle, "v1.affine", (tuple(matrix), None), interpolation, fill)
+def _affine_v1(family: str, image: Recording, matrix: Any, interpolation: str = "nearest", fill: Any = None) -> Any:
+    return _record(image, "v1.affine", (tuple(matrix), None), interpolation, fill)
 
 
-def _stock_v1(image: Any, matrix: Sequence[float], size: _Size, mode: str, fill: _Fill) -> Any:
+def _stock_v1(image: Recording, matrix: Sequence[float], size: _Size, mode: str, fill: _Fill) -> Any:
     if size is None:
         return F_tensor.affine(image, list(matrix), mode, fill)
     return F_tensor.rotate(image, list(matrix), mode, True, fill)
 
 
 def _affine_v2(
-    family: str, handle: Any, angle: Any, translate: Any, scale: Any, shear: Any, interpolation: Any = Mode.NEAREST,
-    fill: Any = None, center: Any = None,
+    family: str, image: Recording, angle: Any, translate: Any, scale: Any, shear: Any,
+    interpolation: Any = Mode.NEAREST, fill: Any = None, center: Any = None,
 ) -> Any:  # fmt: skip
     mode = v2_geometry._check_interpolation(interpolation)
     angle, translate, shear, center = v2_geometry._affine_parse_args(angle, translate, scale, shear, mode, center)
     parameters = angle, tuple(translate), scale, tuple(shear), None if center is None else tuple(center)
-    return _record(handle, "v2.affine", parameters, mode.value, fill)
+    return _record(image, "v2.affine", parameters, mode.value, fill)
 
 
 def _lower_affine_v2(
@@ -192,29 +193,29 @@ _warp(
 
 
 def _rotate_v1(
-    family: str, handle: Any, matrix: Any, interpolation: str = "nearest", expand: bool = False, fill: Any = None
+    family: str, image: Recording, matrix: Any, interpolation: str = "nearest", expand: bool = False, fill: Any = None
 ) -> Any:
     if not expand:
-        return _affine_v1(family, handle, matrix, interpolation, fill)
-    _, height, width = handle.lazy_shape
+        return _affine_v1(family, image, matrix, interpolation, fill)
+    _, height, width = image.shape
     size = F_tensor._compute_affine_output_size(matrix, width, height)[::-1]
-    return _record(handle, "v1.affine", (tuple(matrix), size), interpolation, fill, size)
+    return _record(image, "v1.affine", (tuple(matrix), size), interpolation, fill, size)
 
 
 def _rotate_v2(
-    family: str, handle: Any, angle: Any, interpolation: Any = Mode.NEAREST, expand: bool = False, center: Any = None,
-    fill: Any = None,
+    family: str, image: Recording, angle: Any, interpolation: Any = Mode.NEAREST, expand: bool = False,
+    center: Any = None, fill: Any = None,
 ) -> Any:  # fmt: skip
-    _, height, width = handle.lazy_shape
+    _, height, width = image.shape
     angle = angle % 360
     if center is None and (angle in (0, 180) or (angle in (90, 270) and (expand or height == width))):
-        return turned(handle, int(angle) // 90)
+        return turned(image, int(angle) // 90)
     size = None
     if expand:
         matrix = _inverse_rotation(height, width, angle, center)
         size = v2_geometry._compute_affine_output_size(matrix, width, height)[::-1]
     parameters = angle, expand, None if center is None else tuple(center), size
-    return _record(handle, "v2.rotate", parameters, _mode_v2(interpolation), fill, size)
+    return _record(image, "v2.rotate", parameters, _mode_v2(interpolation), fill, size)
 
 
 def _inverse_rotation(height: int, width: int, angle: float, center: Any) -> list[float]:
@@ -251,17 +252,17 @@ _warp(
 
 
 def _perspective_v1(
-    family: str, handle: Any, perspective_coeffs: Any, interpolation: str = "bilinear", fill: Any = None
+    family: str, image: Recording, perspective_coeffs: Any, interpolation: str = "bilinear", fill: Any = None
 ) -> Any:
-    return _record(handle, "v1.perspective", (tuple(perspective_coeffs),), interpolation, fill)
+    return _record(image, "v1.perspective", (tuple(perspective_coeffs),), interpolation, fill)
 
 
 def _perspective_v2(
-    family: str, handle: Any, startpoints: Any, endpoints: Any, interpolation: Any = Mode.BILINEAR, fill: Any = None,
-    coefficients: Any = None,
+    family: str, image: Recording, startpoints: Any, endpoints: Any, interpolation: Any = Mode.BILINEAR,
+    fill: Any = None, coefficients: Any = None,
 ) -> Any:  # fmt: skip
     values = v2_geometry._perspective_coefficients(startpoints, endpoints, coefficients)
-    return _record(handle, "v2.perspective", (tuple(values),), _mode_v2(interpolation), fill)
+    return _record(image, "v2.perspective", (tuple(values),), _mode_v2(interpolation), fill)
 
 
 _warp(
@@ -281,17 +282,19 @@ _warp(
 # --- elastic deformation
 
 
-def _elastic(family: str, handle: Any, displacement: Any, interpolation: Any = Mode.BILINEAR, fill: Any = None) -> Any:
+def _elastic(
+    family: str, image: Recording, displacement: Any, interpolation: Any = Mode.BILINEAR, fill: Any = None
+) -> Any:
     if not isinstance(displacement, torch.Tensor) or (family == "v1" and displacement.dtype != torch.float32):
         return NotImplemented
-    if displacement.shape != (1, *handle.lazy_shape[1:], 2) or displacement.device.type != "cpu":
+    if displacement.shape != (1, *image.shape[1:], 2) or displacement.device.type != "cpu":
         return NotImplemented
     # A copy, for the caller may go on to write to its own.
     field = TensorArgument(displacement.detach().to(torch.float32, copy=True))
     if family == "v1":
         mode = "bilinear" if interpolation is Mode.BILINEAR else interpolation
-        return _record(handle, "v1.elastic_transform", (field,), mode, fill)
-    return _record(handle, "v2.elastic", (field,), _mode_v2(interpolation), fill)
+        return _record(image, "v1.elastic_transform", (field,), mode, fill)
+    return _record(image, "v2.elastic", (field,), _mode_v2(interpolation), fill)
 
 
 _warp(

@@ -1,9 +1,10 @@
-"""LazyBatch, which `default_collate` and `torch.stack` make of handles: a program, or images still recorded."""
+"""LazyBatch, which `default_collate` and `torch.stack` make of handles: recordings, or their program."""
 
 from __future__ import annotations
 
 import functools
 import math
+import operator
 import pickle
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -15,7 +16,8 @@ from torch_sink.errors import DecodeError, SinkError
 from torch_sink.image.core import uses
 from torch_sink.image.core.arguments import parsed_to
 from torch_sink.image.core.fallback import executing, report_fallback
-from torch_sink.image.core.ops import RECORDERS_OF, Op
+from torch_sink.image.core.ops import RECORDERS_OF, Op, made_by
+from torch_sink.image.core.recording import Recording
 from torch_sink.image.handles.lazy import Lazy, without_memory
 from torch_sink.image.handles.names import StockTensorType, named_as, stays, unpickled
 from torch_sink.image.handles.tensor import LazyTensor
@@ -26,27 +28,27 @@ from torch_sink.image.run.proof import kernels_make
 from torch_sink.image.run.stock import make_for_device, make_in_stock_code
 
 
-def program_of(handles: Sequence[Any], destination: str, interpreted: bool = False) -> Program:
-    """The program of handles of one shape and dtype; see `make_program` for the other arguments."""
+def program_of(images: Sequence[Recording], destination: str, interpreted: bool = False) -> Program:
+    """The program of images of one shape and dtype; see `make_program` for the other arguments."""
     uses.batches += 1
-    sources, calls = [each.lazy_source for each in handles], [each.lazy_ops for each in handles]
-    shape = len(handles), *handles[0].lazy_shape
-    return make_program(sources, calls, shape, handles[0].lazy_dtype, destination, interpreted)
+    sources, calls = [each.source for each in images], [each.calls for each in images]
+    shape = len(images), *images[0].shape
+    return make_program(sources, calls, shape, images[0].dtype, destination, interpreted)
 
 
 class Images:
     """The images that a batch and its views share: as they were recorded, as a program, and later their values.
 
     Args:
-        handles: one shape and dtype; [] where the program is given.
-        program: by default it is made of the handles when it is needed.
+        recordings: of one shape and dtype; [] where the program is given.
+        program: by default it is made of the recordings when it is needed.
         destination, interpreted: of that program.
     """
 
     def __init__(
-        self, handles: Sequence[Any], program: Program | None, destination: str = "", interpreted: bool = False
+        self, recordings: Sequence[Recording], program: Program | None, destination: str = "", interpreted: bool = False
     ) -> None:
-        self.handles, self.destination, self.interpreted = handles, destination, interpreted
+        self.recordings, self.destination, self.interpreted = recordings, destination, interpreted
         self.values: torch.Tensor | None = None  # [images, C, H, W]
         if program is not None:
             self.program = program
@@ -54,7 +56,7 @@ class Images:
     @functools.cached_property
     def program(self) -> Program:
         """That of all images, [images, C, H, W]."""
-        return program_of(self.handles, self.destination, self.interpreted)
+        return program_of(self.recordings, self.destination, self.interpreted)
 
     def made_on_cpu(self) -> torch.Tensor:
         """New values, made in stock code."""
@@ -74,8 +76,7 @@ class Images:
 
     def give(self, at: int) -> LazyTensor:
         """A handle of one image, which shares its memory with the batch, as `batch[at]` does."""
-        image = self.handles[at]
-        part = LazyTensor(image.lazy_source, image.lazy_ops, image.lazy_shape, image.lazy_dtype)
+        part = LazyTensor(self.recordings[at])
         part.lazy_base, part.lazy_part = self, at
         return part
 
@@ -112,9 +113,9 @@ class LazyBatch(Lazy, torch.Tensor, metaclass=StockTensorType):  # type: ignore[
     def __new__(cls: Any, images: Images | Program, size: tuple[int, ...] | None = None) -> Any:
         if isinstance(images, Program):
             images = Images([], images)
-        elif images.handles:
+        elif images.recordings:
             LazyBatch.are_recorded = True
-        dtype = images.handles[0].lazy_dtype if images.handles else images.program.dtype
+        dtype = images.recordings[0].dtype if images.recordings else images.program.dtype
         shape = torch.Size(size or images.program.shape)
         batch = without_memory(cls, shape, dtype)
         batch.images, batch.lazy_shape = images, shape
@@ -139,20 +140,20 @@ class LazyBatch(Lazy, torch.Tensor, metaclass=StockTensorType):  # type: ignore[
         return self.lazy_real is None and self.images.values is None
 
     def pack(self) -> None:
-        """Makes the program and drops the handles, before the batch is sent to another process."""
+        """Makes the program and drops the recordings, before the batch is sent to another process."""
         if self.is_recording:
             self.images = Images([], self.program)
 
     def record_each(self, recorder: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A batch of what a recorder makes of each image, or `NotImplemented`."""
         images = self.images
-        handles = images.handles if self.is_recording and not kwargs.get("inplace") else []
-        made = [recorder(handle, *args, **kwargs) for handle in handles]
+        before = images.recordings if self.is_recording and not kwargs.get("inplace") else []
+        made = [made_by(recorder, image, *args, **kwargs) for image in before]
         if not made or any(image is NotImplemented for image in made):
             return NotImplemented
-        is_same = all(image is handle for image, handle in zip(made, handles, strict=True))
+        is_same = all(map(operator.is_, made, before))
         others = Images(made, None, images.destination, images.interpreted)
-        return self if is_same else LazyBatch(others, (*self.lazy_shape[:-3], *made[0].lazy_shape))
+        return self if is_same else LazyBatch(others, (*self.lazy_shape[:-3], *made[0].shape))
 
     def record_mix(self, op: Op) -> LazyBatch:
         """A new batch with one more call that mixes its images; mixes run after every image is made."""

@@ -13,8 +13,8 @@ from torchvision.tv_tensors import _torch_function_helpers as return_types
 from torch_sink.errors import DecodeError
 from torch_sink.image.core import settings, uses
 from torch_sink.image.core.arguments import parsed_to
-from torch_sink.image.core.ops import if_it_fits, recorded
-from torch_sink.image.decode.source import EncodedSource, FinishedSource
+from torch_sink.image.core.ops import recorded
+from torch_sink.image.decode.source import FinishedSource
 from torch_sink.image.handles.tensor import HANDLES, Handle, LazyTVImage, finished_handle, on_handles
 from torch_sink.image.operations.crops import part
 from torch_sink.image.operations.values import to_type
@@ -36,20 +36,21 @@ def collate_handles(handles: Sequence[Any], **_: Any) -> torch.Tensor:
     active = settings.settled()
     at_once = active is None or active.executes_at_once
     is_mixed = at_once and not set(map(type, handles)) <= {*HANDLES}
-    if is_mixed and not any(isinstance(getattr(item, "lazy_source", None), EncodedSource) for item in handles):
+    if is_mixed and not any(isinstance(item, Handle) and item.is_of_file for item in handles):
         return collate_tensor_fn([item.materialize() if isinstance(item, Handle) else item for item in handles])
     items = [_packable(item, at_once) for item in handles]
-    shape, dtype = items[0].lazy_shape, items[0].lazy_dtype
+    images = [item.lazy_recording for item in items]
+    shape, dtype = images[0].shape, images[0].dtype
     is_stacked = False  # by `torch.stack`, which keeps gradients and promotes dtypes
-    for position, item in enumerate(items):
-        if item.lazy_shape != shape:
+    for position, image in enumerate(images):
+        if image.shape != shape:
             raise RuntimeError(
                 f"stack expects each tensor to be equal size, but got {list(shape)} at entry 0 and "
-                f"{list(item.lazy_shape)} at entry {position}"
+                f"{list(image.shape)} at entry {position}"
             )
-        source = item.lazy_source
+        source = image.source
         wants_gradient = isinstance(source, FinishedSource) and source.tensor.requires_grad
-        is_stacked = is_stacked or wants_gradient or item.lazy_dtype != dtype
+        is_stacked = is_stacked or wants_gradient or image.dtype != dtype
     if is_stacked:
         return torch.stack([item.materialize() for item in items])
     full_shape = (len(items), *shape)
@@ -58,7 +59,7 @@ def collate_handles(handles: Sequence[Any], **_: Any) -> torch.Tensor:
         is_sent = WorkerCollate.is_running  # not a stack that a program makes for one sample
         out = collated_tensor(full_shape, dtype) if is_sent else torch.empty(full_shape, dtype=dtype, device="cpu")
         try:
-            run_on_cpu(decoded_once(items), out)
+            run_on_cpu(decoded_once(images), out)
         except DecodeError:
             pass  # the user of the batch decides about damaged images
         else:
@@ -66,7 +67,7 @@ def collate_handles(handles: Sequence[Any], **_: Any) -> torch.Tensor:
                 item.lazy_was_collated = True
             return out
     destination = ("cpu",) if active is None else (active.device, active.interpreted)
-    return LazyBatch(program_of(items, *destination))
+    return LazyBatch(program_of(images, *destination))
 
 
 def gives_an_image(handles: Sequence[Any]) -> bool:
@@ -99,7 +100,7 @@ def _batch_of_one(image: Any, dim: Any = None) -> Any:
     return image.lend_to(batch) if type(batch) is LazyBatch else NotImplemented
 
 
-_recorded_to, _part = on_handles(if_it_fits(to_type), keeps_type=True), on_handles(if_it_fits(part))
+_recorded_to, _part = on_handles(to_type, keeps_type=True), on_handles(part)
 
 
 @recorded(torch.Tensor.to, of="an image")

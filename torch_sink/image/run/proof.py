@@ -17,8 +17,7 @@ from torch_sink.image.core.fallback import executing, report_fallback
 from torch_sink.image.core.ops import RECORDERS, Op, replay
 from torch_sink.image.core.proof import Proof
 from torch_sink.image.decode.proof import picture
-from torch_sink.image.decode.source import PixelSource
-from torch_sink.image.handles.image import LazyImage
+from torch_sink.image.decode.source import PixelSource, beginning
 from torch_sink.image.program.launches import make_program
 from torch_sink.image.program.program import Program, Wanted
 from torch_sink.image.run.device import make_on_device
@@ -106,11 +105,10 @@ def _programs(dtype: torch.dtype, is_heavy: bool) -> _Programs:
 
 def _recorded_calls(source: PixelSource, calls: _Calls) -> tuple[Op, ...]:
     """The operations that recorders make of calls on an image."""
-    handle: Any = LazyImage(source, (), source.size, source.mode)
+    image: Any = beginning(source)
     for name, *arguments in calls:
-        handle = RECORDERS[name](handle, *arguments)
-    ops: tuple[Op, ...] = handle.lazy_ops
-    return ops
+        image = RECORDERS[name](image, *arguments)
+    return image.calls  # type: ignore[no-any-return]
 
 
 def _batch(source: PixelSource, calls: Sequence[tuple[Op, ...]], dtype: torch.dtype, is_heavy: bool) -> Program:

@@ -8,25 +8,11 @@ from typing import Any
 import torch
 
 from torch_sink.image.core import settings
-from torch_sink.image.core.ops import Op, if_it_fits, recorded
-from torch_sink.image.decode.source import Source
+from torch_sink.image.core.ops import recorded
+from torch_sink.image.core.recording import Recording
 from torch_sink.image.handles.tensor import HANDLES
 from torch_sink.image.run.batch import Images, LazyBatch
 from torch_sink.image.run.collate import collate_handles, gives_an_image
-
-
-class Image:
-    """An image of a batch, on which recorders record as on handles: what a handle has, without a tensor."""
-
-    __slots__ = ("lazy_dtype", "lazy_ops", "lazy_shape", "lazy_source")
-    changes_in_place = False
-
-    def __init__(self, source: Source, ops: tuple[Op, ...], shape: torch.Size, dtype: torch.dtype) -> None:
-        self.lazy_source, self.lazy_ops, self.lazy_shape, self.lazy_dtype = source, ops, shape, dtype
-
-    def record(self, op: Op, shape: Any = None, dtype: torch.dtype | None = None, is_view: bool = False) -> Image:
-        return Image(self.lazy_source, (*self.lazy_ops, op), shape or self.lazy_shape, dtype or self.lazy_dtype)
-
 
 # Functionals that give a stack, bit for bit, what they give each of its images.
 EACH_ALONE = frozenset(
@@ -51,10 +37,11 @@ def _cat_channels(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
     if not isinstance(tensors, (list, tuple)) or len(tensors) != 3 or dim not in (0, -3) or kwargs:
         return NotImplemented
     first = tensors[0]
-    if not all(type(image) in HANDLES and image.is_recording for image in tensors) or first.lazy_shape[0] != 1:
+    if not all(type(image) in HANDLES and image.is_recording for image in tensors) or first.shape[0] != 1:
         return NotImplemented
-    same = all(image.lazy_source is first.lazy_source and image.lazy_ops == first.lazy_ops for image in tensors)
-    return first.repeat(3, 1, 1) if same else NotImplemented
+    one, *others = (image.lazy_recording for image in tensors)
+    is_same = all(other.source is one.source and other.calls == one.calls for other in others)
+    return first.repeat(3, 1, 1) if is_same else NotImplemented
 
 
 def _stack_of(images: Sequence[Any]) -> LazyBatch | None:
@@ -62,13 +49,12 @@ def _stack_of(images: Sequence[Any]) -> LazyBatch | None:
     active = settings.settled()
     if active is None or active.executes_at_once:
         return None
-    if not all(type(item) is Image or (type(item) in HANDLES and item.is_recording) for item in images):
+    if not all(type(item) is Recording or (type(item) in HANDLES and item.is_recording) for item in images):
         return None
-    if len({(item.lazy_shape, item.lazy_dtype) for item in images}) > 1:
+    parts = [item if type(item) is Recording else item.lazy_recording for item in images]
+    if len({(part.shape, part.dtype) for part in parts}) > 1:
         return None
-    parts = [Image(item.lazy_source, item.lazy_ops, item.lazy_shape, item.lazy_dtype) for item in images]
-    shape = len(parts), *parts[0].lazy_shape
-    return LazyBatch(Images(parts, None, active.device, active.interpreted), shape)
+    return LazyBatch(Images(parts, None, active.device, active.interpreted), (len(parts), *parts[0].shape))
 
 
 def _joined(items: Any, dim: int, is_new: bool) -> Any:
@@ -81,33 +67,31 @@ def _joined(items: Any, dim: int, is_new: bool) -> Any:
     kinds = {(item.shape if is_new else item.shape[1:], item.dtype) for item in items}
     if len(kinds) != 1 or (not is_new and items[0].ndim != 4):
         return NotImplemented
-    handles: list[Any] = []
+    images: list[Any] = []
     for item in items:
-        of_item = item.images.handles or [item.lazy_base]
+        of_item = item.images.recordings or [item.lazy_base]
         if of_item[0] is None:
             return NotImplemented
-        handles += of_item
-    stack = _stack_of(handles)
+        images += of_item
+    stack = _stack_of(images)
     if stack is None:
         return NotImplemented
     return LazyBatch(stack.images, (len(items), *items[0].shape)) if is_new else stack
 
 
 @recorded(torch.stack, of="a batch")
-@if_it_fits
 def _stacked(items: Any, dim: int = 0) -> Any:
     return _joined(items, dim, is_new=True)
 
 
 @recorded(torch.cat, torch.concat, of="a batch")
-@if_it_fits
 def _concatenated(items: Any, dim: int = 0) -> Any:
     return _joined(items, dim, is_new=False)
 
 
 def _gives_parts(stack: Any) -> bool:
     is_stack = type(stack) is LazyBatch and stack.is_recording and len(stack.lazy_shape) == 4
-    return is_stack and bool(stack.images.handles)
+    return is_stack and bool(stack.images.recordings)
 
 
 @recorded(torch.Tensor.__getitem__, of="a batch")
@@ -125,7 +109,7 @@ def _unbind(stack: Any, dim: int = 0) -> Any:
 def _has_views(stack: Any) -> bool:
     """Whether views of it are recorded: not of a batch of one, a view of its image, nor of mixed images."""
     is_stack = type(stack) is LazyBatch and stack.is_recording and stack.lazy_base is None
-    return is_stack and (bool(stack.images.handles) or not stack.program.mixes)
+    return is_stack and (bool(stack.images.recordings) or not stack.program.mixes)
 
 
 @recorded(torch.Tensor.view, torch.Tensor.reshape, torch.reshape, of="a batch")

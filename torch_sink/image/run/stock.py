@@ -12,6 +12,7 @@ from torch_sink.common.transfer import transfer
 from torch_sink.errors import DecodeError
 from torch_sink.image.core.fallback import executing
 from torch_sink.image.core.ops import STOCK, Op, count_before_values, replay
+from torch_sink.image.core.recording import Recording
 from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource, Source, replayed, source_of
 from torch_sink.image.program.program import Made, Program, Wanted, survivors
 
@@ -114,12 +115,12 @@ def _stacked(pixels: list[Any], target: torch.Tensor) -> torch.Tensor:
     return target.copy_(planes) if target.dtype == torch.uint8 else planes.contiguous()
 
 
-def decoded_once(images: Sequence[Any]) -> list[tuple[Source, tuple[Op, ...]]]:
-    """The source of each handle, and the calls still to run on it.
+def decoded_once(images: Sequence[Recording]) -> list[tuple[Source, tuple[Op, ...]]]:
+    """The source of each image, and the calls still to run on it.
 
     Files with several views are decoded here, once; calls with which several of them begin run here as well.
     """
-    found: list[tuple[Source, tuple[Op, ...]]] = [(image.lazy_source, image.lazy_ops) for image in images]
+    found: list[tuple[Source, tuple[Op, ...]]] = [(image.source, image.calls) for image in images]
     of_source: dict[int, list[int]] = {}
     for at, (source, _) in enumerate(found):
         if not isinstance(source, FinishedSource):

@@ -1,0 +1,73 @@
+"""`Recording`: an image that does not exist yet, as a value."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch_sink.image.core.ops import PIXELS, Op
+
+if TYPE_CHECKING:
+    from torch_sink.image.decode.source import Source
+
+
+class Recording:
+    """Where an image begins, and the calls recorded on it. Never changed: each call makes another recording.
+
+    What programs hold, a `LazyImage`, a `LazyTensor` or a `LazyTVImage`, holds one of these.
+
+    Args:
+        source: where the pixels come from.
+        calls: recorded so far, in order.
+        shape: (channels, height, width) of the tensor, or of the one that a Pillow image would become.
+        dtype: of the tensor; torch.uint8 for a Pillow image.
+        mode: of the Pillow image, "L", "RGB" or "P"; None for a tensor.
+    """
+
+    __slots__ = ("calls", "dtype", "mode", "shape", "source")
+
+    def __init__(
+        self,
+        source: Source,
+        calls: tuple[Op, ...],
+        shape: tuple[int, ...],
+        dtype: torch.dtype = torch.uint8,
+        mode: str | None = None,
+    ) -> None:
+        self.source, self.calls, self.shape, self.dtype, self.mode = source, calls, shape, dtype, mode
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(width, height) in pixels, as Pillow gives it."""
+        return self.shape[2], self.shape[1]
+
+    def record(
+        self, op: Op, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None, mode: str | None = None
+    ) -> Any:
+        """The recording with one more call, and what the call changes of the shape, the dtype and the mode.
+
+        `NotImplemented` on a mask or on whole numbers, unless the call moves them or maps each to another value.
+        """
+        if self.dtype not in PIXELS and not (op.operation.is_value or op.operation.moves):
+            return NotImplemented
+        return Recording(self.source, (*self.calls, op), shape or self.shape, dtype or self.dtype, mode or self.mode)
+
+    def copied(self) -> Recording:
+        """An equal one, for a call that makes a copy of the image."""
+        return Recording(self.source, self.calls, self.shape, self.dtype, self.mode)
+
+    def as_tensor(self, op: Op, dtype: torch.dtype) -> Recording:
+        """The tensor that a conversion makes of a Pillow image."""
+        return Recording(self.source, (*self.calls, op), self.shape, dtype)
+
+    def as_image(self, op: Op) -> Recording:
+        """The Pillow image that a conversion makes of a tensor of bytes."""
+        return Recording(self.source, (*self.calls, op), self.shape, mode="RGB" if self.shape[0] == 3 else "L")
+
+    def of_pixels(self, source: Source, calls: tuple[Op, ...] = ()) -> Recording:
+        """The same image made of another source, by the calls that are left."""
+        return Recording(source, calls, self.shape, self.dtype, self.mode)
+
+    def __reduce__(self) -> Any:
+        return Recording, (self.source, self.calls, self.shape, self.dtype, self.mode)
