@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -167,18 +168,13 @@ def test_crops_of_a_file_open_it_once(
 
 
 @pytest.mark.parametrize(
-    ("name", "first"),
-    [
-        ("v1.hflip", [v1.ToTensor()]),
-        ("v1.vflip", [v1.ToTensor()]),
-        ("v2.horizontal_flip", [v2.ToImage(), _SCALED]),
-        ("v2.vertical_flip", [v2.ToImage(), _SCALED]),
-    ],
+    ("module", "first"), [(v1, [v1.ToTensor()]), (v2, [v2.ToImage(), _SCALED])], ids=["v1", "v2"]
 )
+@pytest.mark.parametrize("name", ["v1.hflip", "v1.vflip"])  # v2's kernel calls `Tensor.flip`
 def test_ten_crops_of_a_tensor_flip_it_once(
-    name: str, first: list[Transform], photo: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, module: ModuleType, first: list[Transform], photo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ten_crop = (v1 if name.startswith("v1") else v2).TenCrop(20, vertical_flip=".v" in name)
+    ten_crop = module.TenCrop(20, vertical_flip=".v" in name)
     crops = v1.Compose([*first, ten_crop, v1.Lambda(torch.stack)])
     expected, flipped, flip = crops(default_loader(photo)), [], STOCK[name]
     monkeypatch.setitem(STOCK, name, lambda image: flipped.append(image) or flip(image))

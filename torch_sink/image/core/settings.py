@@ -51,7 +51,7 @@ def settled() -> Settings | None:
 def makes_pixels_here() -> bool:
     """True where pixels are made in stock code, in the process that collates them."""
     now = active if active is not None and active.device else settled()
-    return now is None or (now.device == "cpu" and not now.interpreted)
+    return now is None or now.executes_at_once
 
 
 def _accelerator() -> torch.device | None:
