@@ -29,7 +29,7 @@ TABLED = (Kind.REMAP, Kind.PASTE, *range(Kind.LOOKUP, Kind.AFFINE), *range(Kind.
 
 def program_of(images: list[Any]) -> Program:
     sources, calls = [image.lazy_source for image in images], [image.lazy_ops for image in images]
-    return make_program(sources, calls, (len(images), *images[0].lazy_shape), images[0].lazy_dtype, "meta")
+    return make_program(sources, calls, [((len(images), *images[0].lazy_shape), images[0].lazy_dtype)], "meta")
 
 
 def atoms_of(operations: np.ndarray) -> np.ndarray:
@@ -62,7 +62,7 @@ def assert_made_of(batch: Program, alone: list[Program]) -> None:
         found = all_jobs[first_job : first_job + len(expected)].copy()
         atoms = all_atoms[first_atom + 1 : first_atom + len(operations)]
         np.testing.assert_array_equal(atoms_of(atoms), atoms_of(operations[1:]))
-        assert found[-1, rows.TARGET : rows.TARGET + 2].tolist() == [rows.NAMED, number]
+        assert found[-1, rows.TARGET : rows.TARGET + 3].tolist() == [rows.NAMED, number, 0]
         assert writers_of(found) == writers_of(expected)
         for column in (rows.VIEW_FILL, rows.HEAD):
             found[:, column] -= first_atom * (found[:, column] > 0)

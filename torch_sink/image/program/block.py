@@ -1,4 +1,4 @@
-"""The block of bytes that a batch travels in: files, pixels, and the arrays of its program, one after the other."""
+"""The block of bytes that batches travel in: files, pixels, and the arrays of its program, one after the other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Contents(NamedTuple):
 
 
 class Packed:
-    """The sources of a batch, in a form that crosses to another process cheaply.
+    """The sources of a program, in a form that crosses to another process cheaply.
 
     Args:
         blob: uint8 [bytes], every file, the arrays of the program, every pixel array, finished tensor, and tensor among
@@ -82,13 +82,13 @@ class Packed:
         """One source for each entry."""
         return [self.source(at) for at in range(len(self.contents.entries))]
 
-    def calls(self) -> list[tuple[Op, ...]]:
-        """The calls recorded on each image, with the tensors among their arguments."""
-        return [with_unpacked(ops, self.blob) for ops in self.contents.programs]
+    def calls(self, images: slice = slice(None)) -> list[tuple[Op, ...]]:
+        """The calls recorded on each image, or on some, with the tensors among their arguments."""
+        return [with_unpacked(ops, self.blob) for ops in self.contents.programs[images]]
 
 
 class Packing:
-    """The sources of a batch, each once, and the tensors among the arguments of its calls, before they are written.
+    """The sources of a program, each once, and the tensors among the arguments of its calls, before they are written.
 
     The files that kernels decode come first.
 

@@ -14,12 +14,12 @@ from torch_sink.errors import DecodeError
 from torch_sink.image.core import settings, uses
 from torch_sink.image.core.arguments import parsed_to
 from torch_sink.image.core.ops import if_it_fits, recorded
-from torch_sink.image.decode.source import EncodedSource, FinishedSource
+from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource
 from torch_sink.image.handles.tensor import HANDLES, Handle, LazyTVImage, finished_handle, on_handles
 from torch_sink.image.operations.crops import part
 from torch_sink.image.operations.values import to_type
 from torch_sink.image.program.block import collated_tensor
-from torch_sink.image.run.batch import LazyBatch, program_of
+from torch_sink.image.run.batch import Images, LazyBatch, RecordedImage, pack
 from torch_sink.image.run.stock import decoded_once, run_on_cpu
 from torch_sink.worker.prepare import WorkerCollate
 
@@ -65,13 +65,23 @@ def collate_handles(handles: Sequence[Any], **_: Any) -> torch.Tensor:
             for item in items:
                 item.lazy_was_collated = True
             return out
-    destination = ("cpu",) if active is None else (active.device, active.interpreted)
-    return LazyBatch(program_of(items, *destination))
+    uses.batches += 1
+    destination = ("cpu", False) if active is None else (active.device, active.interpreted)
+    batch = LazyBatch(Images([RecordedImage.of(item) for item in items], *destination))
+    if not all(map(_stays_as_it_is, items)):
+        pack([batch])
+    return batch
 
 
 def gives_an_image(handles: Sequence[Any]) -> bool:
     """True where stock code's stack is a `tv_tensors.Image`: of one, under `set_return_type("TVTensor")`."""
     return LazyTVImage in map(type, handles) and return_types._must_return_subclass()
+
+
+def _stays_as_it_is(item: Any) -> bool:
+    """Whether a program that is made later, for several batches, finds what was recorded: nobody can write to it."""
+    source = item.lazy_source
+    return isinstance(source, EncodedSource) or type(source) is PixelSource
 
 
 def _packable(item: Any, at_once: bool) -> Any:
@@ -96,6 +106,7 @@ def _batch_of_one(image: Any, dim: Any = None) -> Any:
     if settings.makes_pixels_here():
         return image.materialize().as_subclass(torch.Tensor).unsqueeze(0)
     batch = collate_handles([image])
+    pack([batch])  # which drops the handle: the batch is a view of it
     return image.lend_to(batch) if type(batch) is LazyBatch else NotImplemented
 
 
@@ -113,7 +124,7 @@ def _to(image: Any, *args: Any, **kwargs: Any) -> Any:
     if device is None or memory_format is not None:
         return NotImplemented
     batch = collate_handles([image])
-    if type(batch) is not LazyBatch or (device.type == "cpu" and not batch.program.interpreted):
+    if type(batch) is not LazyBatch or (device.type == "cpu" and not batch.images.interpreted):
         return NotImplemented
     return image._stock_type(batch.to(*args, **kwargs)[0])
 

@@ -8,24 +8,10 @@ from typing import Any
 import torch
 
 from torch_sink.image.core import settings
-from torch_sink.image.core.ops import Op, if_it_fits, recorded
-from torch_sink.image.decode.source import Source
+from torch_sink.image.core.ops import if_it_fits, recorded
 from torch_sink.image.handles.tensor import HANDLES
-from torch_sink.image.run.batch import Images, LazyBatch
+from torch_sink.image.run.batch import Images, LazyBatch, RecordedImage
 from torch_sink.image.run.collate import collate_handles, gives_an_image
-
-
-class Image:
-    """An image of a batch, on which recorders record as on handles: what a handle has, without a tensor."""
-
-    __slots__ = ("lazy_dtype", "lazy_ops", "lazy_shape", "lazy_source")
-    changes_in_place = False
-
-    def __init__(self, source: Source, ops: tuple[Op, ...], shape: torch.Size, dtype: torch.dtype) -> None:
-        self.lazy_source, self.lazy_ops, self.lazy_shape, self.lazy_dtype = source, ops, shape, dtype
-
-    def record(self, op: Op, shape: Any = None, dtype: torch.dtype | None = None, is_view: bool = False) -> Image:
-        return Image(self.lazy_source, (*self.lazy_ops, op), shape or self.lazy_shape, dtype or self.lazy_dtype)
 
 
 # Functionals that give a stack, bit for bit, what they give each of its images.
@@ -62,13 +48,11 @@ def _stack_of(images: Sequence[Any]) -> LazyBatch | None:
     active = settings.settled()
     if active is None or active.executes_at_once:
         return None
-    if not all(type(item) is Image or (type(item) in HANDLES and item.is_recording) for item in images):
+    if not all(type(item) is RecordedImage or (type(item) in HANDLES and item.is_recording) for item in images):
         return None
     if len({(item.lazy_shape, item.lazy_dtype) for item in images}) > 1:
         return None
-    parts = [Image(item.lazy_source, item.lazy_ops, item.lazy_shape, item.lazy_dtype) for item in images]
-    shape = len(parts), *parts[0].lazy_shape
-    return LazyBatch(Images(parts, None, active.device, active.interpreted), shape)
+    return LazyBatch(Images([RecordedImage.of(item) for item in images], active.device, active.interpreted))
 
 
 def _joined(items: Any, dim: int, is_new: bool) -> Any:
@@ -125,7 +109,7 @@ def _unbind(stack: Any, dim: int = 0) -> Any:
 def _has_views(stack: Any) -> bool:
     """Whether views of it are recorded: not of a batch of one, a view of its image, nor of mixed images."""
     is_stack = type(stack) is LazyBatch and stack.is_recording and stack.lazy_base is None
-    return is_stack and (bool(stack.images.handles) or not stack.program.mixes)
+    return is_stack and not (stack.images.is_placed and stack.images.batch.mixes)
 
 
 @recorded(torch.Tensor.view, torch.Tensor.reshape, torch.reshape, of="a batch")
