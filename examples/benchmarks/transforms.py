@@ -72,7 +72,7 @@ class Images:
     def torch_sink(self) -> torch.Tensor:
         from torch_sink.image.run.device import Launches
 
-        Launches(self.program, self.memory, places=self.places).run(self.program.batches, self.out)
+        Launches(self.program, self.memory, places=self.places).run(self.program.batches, [self.out])
         return self.out
 
     def torchvision_cpu(self) -> torch.Tensor:

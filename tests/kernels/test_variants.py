@@ -103,7 +103,7 @@ def launch(handle: Any, *others: torch.dtype) -> None:
     places, _ = places_of([decoded], memory)
     for dtype in {handle.lazy_dtype, *others}:
         launches = Launches(program, memory, places=places)
-        launches.run(program.batches, torch.empty((1, *handle.shape), dtype=dtype))
+        launches.run(program.batches, [torch.empty((1, *handle.shape), dtype=dtype)])
 
 
 def launch_in_all(handle: Any) -> None:

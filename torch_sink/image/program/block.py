@@ -142,13 +142,21 @@ def _distinct(sources: Sequence[Source]) -> tuple[list[Source], list[int]]:
     entry_of_image = []
     distinct: list[Source] = []
     for source in sources:
-        # Equal for one file in one mode, and for handles that were recorded from one image in memory.
-        key = (source.path, source.mode) if isinstance(source, EncodedSource) else id(source[0])
+        is_file = isinstance(source, EncodedSource)
+        # Equal for handles that were recorded from one image in memory, or one read of a file, in one mode.
+        key = (id(source[0]), source.mode) if is_file else id(source[0])  # type: ignore[union-attr]
         place = places.get(key)
-        # A file may change between two reads of it, and images in memory share a name: compare the bytes as well.
-        if place is None or (isinstance(source, EncodedSource) and source.data != distinct[place].data):  # type: ignore[union-attr]
-            place = places[key] = len(distinct)
+        if place is None and is_file:
+            # A file may change between two reads of it, and images in memory share a name: compare the bytes as well.
+            named = source.path, source.mode, len(source.data)  # type: ignore[union-attr]
+            place = places.get(named)
+            if place is None or source.data != distinct[place].data:  # type: ignore[union-attr]
+                place = places[named] = len(distinct)
+                distinct.append(source)
+        elif place is None:
+            place = len(distinct)
             distinct.append(source)
+        places[key] = place
         entry_of_image.append(place)
     return distinct, entry_of_image
 

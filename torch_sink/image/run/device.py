@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_sink.common.transfer import end_of_work, host_buffer, pins, to_device, to_host_later, transfer
+from torch_sink.common.transfer import current_stream, end_of_work, host_buffer, pins, to_device, to_host_later, transfer
 from torch_sink.errors import DecodeError
 from torch_sink.image.core.ops import replay
 from torch_sink.image.decode.providers import decode_sources, kernels_decode
@@ -163,23 +163,24 @@ class Launches:
             arrays = work, places_there, layouts_there, jobs, tables, tiles
             run_prologue(work.shape[:1], arrays, **constants, BLOCK=PROLOGUE_BLOCK)
 
-    def run(self, batches: Sequence[Batch], output: torch.Tensor) -> None:
-        """Launches as many stages as the longest image has; writes batches except for rows of finished tensors.
+    def run(self, batches: Sequence[Batch], outputs: Sequence[torch.Tensor]) -> None:
+        """Launches as many stages as the longest image has.
 
         Args:
-            batches: of the program, of one dtype, in order of their numbers.
-            output: where the first lies, [N, C, H, W]; the layouts of the others count from there.
+            batches: of the program, in order of their numbers.
+            outputs: of one dtype, [N, C, H, W], which lie as the layouts say, counted from the first: written to,
+                except for rows of finished tensors.
         """
         from torch_sink.triton_kernels.stages.stage import run_stage
         from torch_sink.triton_kernels.stages.statistics import STATISTICS_BLOCK, run_statistics
 
-        with _current(output.device):
+        with _current(outputs[0].device):
             for launch in chain.from_iterable(launches_of(batches)):
                 if launch.statistics_begin < launch.statistics_end:
                     measured = self._statistics[launch.statistics_begin : launch.statistics_end]
                     run_statistics(measured.shape[:1], (self._memory, *self._read, measured), BLOCK=STATISTICS_BLOCK)
                 run_stage(
-                    self._memory, output, *self._read, self._tiles,
+                    self._memory, outputs[0], *self._read, self._tiles,
                     begin=launch.begin, end=launch.end, is_heavy=launch.is_heavy, rows_and_columns=self._tile,
                 )  # fmt: skip
 
@@ -246,12 +247,12 @@ class ProgramOnDevice:
             launches = Launches(self._program, images.memory, None if is_in_program else layouts, images.places)
             self._launches[key] = launches
         for together in of_dtype.values():
-            launches.run([output.batch for output in together], together[0].whole)
+            launches.run([output.batch for output in together], [output.whole for output in together])
 
     def _take_turn(self) -> None:
         if not pins(self._device) or len(self._program.batches) == 1:
             return
-        stream, before = torch.accelerator.current_stream(self._device), self._stream
+        stream, before = current_stream(self._device), self._stream
         self._stream = stream
         if before is None or before == stream:
             return
