@@ -14,7 +14,7 @@ from torch_sink.common import pool_writer
 from torch_sink.image.core.ops import InPlaceOp, Op, PackedArgument, TensorArgument, with_packed, with_unpacked
 from torch_sink.image.decode.jpeg_block import ALIGNMENT_BYTES, joined, lay_out_jpegs
 from torch_sink.image.decode.jpeg_header import BaselineScan, JpegHeader
-from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource, Source
+from torch_sink.image.decode.source import BytesSource, EncodedSource, FinishedSource, PixelSource, Source
 
 
 class Contents(NamedTuple):
@@ -138,27 +138,41 @@ class Packing:
 
 def _distinct(sources: Sequence[Source]) -> tuple[list[Source], list[int]]:
     """The distinct sources, and which of them each image has."""
-    places: dict[Any, int] = {}
+    places: dict[Any, int] = {}  # by what handles of one read of a file, or of one image, have in common
+    alike: dict[Any, list[int]] = {}  # those that may be equal: a file may be read twice, and images may be copied
     entry_of_image = []
     distinct: list[Source] = []
     for source in sources:
-        is_file = isinstance(source, EncodedSource)
-        # Equal for handles that were recorded from one image in memory, or one read of a file, in one mode.
-        key = (id(source[0]), source.mode) if is_file else id(source[0])  # type: ignore[union-attr]
-        place = places.get(key)
-        if place is None and is_file:
-            # A file may change between two reads of it, and images in memory share a name: compare the bytes as well.
-            named = source.path, source.mode, len(source.data)  # type: ignore[union-attr]
-            place = places.get(named)
-            if place is None or source.data != distinct[place].data:  # type: ignore[union-attr]
-                place = places[named] = len(distinct)
-                distinct.append(source)
-        elif place is None:
+        known = id(source[0]), getattr(source, "mode", None)
+        place = places.get(known)
+        if place is None:
+            same, data = _likeness(source)
+            candidates = alike.setdefault(same, [])
+            for at in candidates:
+                if data == _data(distinct[at]):
+                    place = at
+                    break
+        if place is None:
             place = len(distinct)
-            distinct.append(source)
-        places[key] = place
+            candidates.append(place)
+            # The bytes of an image were looked at, and are kept for the block.
+            distinct.append(BytesSource((*same[:2], data), source.path) if isinstance(source, PixelSource) else source)
+        places[known] = place
         entry_of_image.append(place)
     return distinct, entry_of_image
+
+
+def _likeness(source: Source) -> tuple[tuple[Any, ...], Any]:
+    """What two sources have in common that are equal if their data are, and the data."""
+    if isinstance(source, PixelSource):
+        return (source.mode, source.size), source.tobytes()
+    if isinstance(source, EncodedSource):
+        return (source.path, source.mode, len(source.data)), source.data
+    return (id(source.tensor),), None
+
+
+def _data(source: Source) -> Any:
+    return source.data if isinstance(source, EncodedSource) else source[0][2] if isinstance(source, BytesSource) else None
 
 
 def _payload(source: Source) -> tuple[Any, ...]:

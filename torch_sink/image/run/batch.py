@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -15,6 +15,7 @@ from torch_sink.image.core import uses
 from torch_sink.image.core.arguments import parsed_to
 from torch_sink.image.core.fallback import executing, report_fallback
 from torch_sink.image.core.ops import RECORDERS_OF, Op
+from torch_sink.image.decode.source import Source
 from torch_sink.image.handles.lazy import Lazy, without_memory
 from torch_sink.image.handles.names import StockTensorType, named_as, stays, unpickled
 from torch_sink.image.handles.tensor import LazyTensor
@@ -26,22 +27,28 @@ from torch_sink.image.run.shared import SharedProgram
 from torch_sink.image.run.stock import make_for_device, make_in_stock_code
 
 
-class RecordedImage:
+class RecordedImage(NamedTuple):
     """An image of a batch, on which recorders record as on handles: what a handle has, without a tensor."""
 
-    __slots__ = ("lazy_dtype", "lazy_ops", "lazy_shape", "lazy_source")
-    changes_in_place = False
+    lazy_source: Source
+    lazy_ops: tuple[Op, ...]
+    lazy_shape: torch.Size
+    lazy_dtype: torch.dtype
 
-    def __init__(self, source: Source, ops: tuple[Op, ...], shape: torch.Size, dtype: torch.dtype) -> None:
-        self.lazy_source, self.lazy_ops, self.lazy_shape, self.lazy_dtype = source, ops, shape, dtype
-
-    @classmethod
-    def of(cls, handle: Any) -> RecordedImage:
-        """What a handle has now, whatever is recorded on that in place later."""
-        return cls(handle.lazy_source, handle.lazy_ops, handle.lazy_shape, handle.lazy_dtype)
+    @property
+    def changes_in_place(self) -> bool:
+        """No call in place is recorded on it."""
+        return False
 
     def record(self, op: Op, shape: Any = None, dtype: torch.dtype | None = None, is_view: bool = False) -> RecordedImage:
-        return RecordedImage(self.lazy_source, (*self.lazy_ops, op), shape or self.lazy_shape, dtype or self.lazy_dtype)
+        """A new image with one more call, as `Handle.record` makes a handle."""
+        ops = (*self.lazy_ops, op)
+        return RecordedImage(self.lazy_source, ops, shape or self.lazy_shape, dtype or self.lazy_dtype)
+
+
+def as_recorded(handles: Iterable[Any]) -> list[RecordedImage]:
+    """What handles have now, whatever is recorded on them in place later."""
+    return [RecordedImage(each.lazy_source, each.lazy_ops, each.lazy_shape, each.lazy_dtype) for each in handles]
 
 
 class Images:

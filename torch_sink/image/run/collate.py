@@ -14,12 +14,12 @@ from torch_sink.errors import DecodeError
 from torch_sink.image.core import settings, uses
 from torch_sink.image.core.arguments import parsed_to
 from torch_sink.image.core.ops import if_it_fits, recorded
-from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource
+from torch_sink.image.decode.source import EncodedSource, FinishedSource
 from torch_sink.image.handles.tensor import HANDLES, Handle, LazyTVImage, finished_handle, on_handles
 from torch_sink.image.operations.crops import part
 from torch_sink.image.operations.values import to_type
 from torch_sink.image.program.block import collated_tensor
-from torch_sink.image.run.batch import Images, LazyBatch, RecordedImage, pack
+from torch_sink.image.run.batch import Images, LazyBatch, as_recorded, pack
 from torch_sink.image.run.stock import decoded_once, run_on_cpu
 from torch_sink.worker.prepare import WorkerCollate
 
@@ -41,6 +41,7 @@ def collate_handles(handles: Sequence[Any], **_: Any) -> torch.Tensor:
     items = [_packable(item, at_once) for item in handles]
     shape, dtype = items[0].lazy_shape, items[0].lazy_dtype
     is_stacked = False  # by `torch.stack`, which keeps gradients and promotes dtypes
+    may_wait = True  # for a program of several batches: nobody can write to what they are made of
     for position, item in enumerate(items):
         if item.lazy_shape != shape:
             raise RuntimeError(
@@ -48,6 +49,7 @@ def collate_handles(handles: Sequence[Any], **_: Any) -> torch.Tensor:
                 f"{list(item.lazy_shape)} at entry {position}"
             )
         source = item.lazy_source
+        may_wait = may_wait and not isinstance(source, FinishedSource)
         wants_gradient = isinstance(source, FinishedSource) and source.tensor.requires_grad
         is_stacked = is_stacked or wants_gradient or item.lazy_dtype != dtype
     if is_stacked:
@@ -67,8 +69,8 @@ def collate_handles(handles: Sequence[Any], **_: Any) -> torch.Tensor:
             return out
     uses.batches += 1
     destination = ("cpu", False) if active is None else (active.device, active.interpreted)
-    batch = LazyBatch(Images([RecordedImage.of(item) for item in items], *destination))
-    if not all(map(_stays_as_it_is, items)):
+    batch = LazyBatch(Images(as_recorded(items), *destination))
+    if not may_wait:
         pack([batch])
     return batch
 
@@ -76,12 +78,6 @@ def collate_handles(handles: Sequence[Any], **_: Any) -> torch.Tensor:
 def gives_an_image(handles: Sequence[Any]) -> bool:
     """True where stock code's stack is a `tv_tensors.Image`: of one, under `set_return_type("TVTensor")`."""
     return LazyTVImage in map(type, handles) and return_types._must_return_subclass()
-
-
-def _stays_as_it_is(item: Any) -> bool:
-    """Whether a program that is made later, for several batches, finds what was recorded: nobody can write to it."""
-    source = item.lazy_source
-    return isinstance(source, EncodedSource) or type(source) is PixelSource
 
 
 def _packable(item: Any, at_once: bool) -> Any:

@@ -149,15 +149,16 @@ class Launches:
             columns *= values_each
             return values.as_strided((count, columns), (columns, 1), (first - begin) // _INT32_BYTES)
 
-        for name, array in (("places", places), ("layouts", layouts)):
-            if array is not None:
-                transfer(torch.from_numpy(array).view(torch.int32), there(name, 2))
+        if places is not None or layouts is not None:
+            places = program.array("places") if places is None else places
+            layouts = program.array("layouts") if layouts is None else layouts
+            in_their_place = torch.from_numpy(np.concatenate([places.ravel(), layouts.ravel()])).view(torch.int32)
+            transfer(in_their_place, values.narrow(0, 0, len(in_their_place)))
         places_there, layouts_there, jobs = (there(name, 2).view(torch.int64) for name in ("places", "layouts", "jobs"))
         operations, work, self._statistics = map(there, ("operations", "work", "statistics"))
         tables = values.narrow(0, (last - begin) // _INT32_BYTES, entries)
         tiles = values[first_tile:].view(-1, TILE_COLUMNS)
-        self._read = jobs, operations, tables
-        self._tiles = tiles
+        self._read, self._tiles = (jobs, operations, tables), tiles
         constants = dict(zip(("BLOCK_Y", "BLOCK_X"), program.tile, strict=True))
         with _current(device):
             arrays = work, places_there, layouts_there, jobs, tables, tiles
@@ -250,7 +251,7 @@ class ProgramOnDevice:
             launches.run([output.batch for output in together], [output.whole for output in together])
 
     def _take_turn(self) -> None:
-        if not pins(self._device) or len(self._program.batches) == 1:
+        if len(self._program.batches) == 1 or not pins(self._device):
             return
         stream, before = current_stream(self._device), self._stream
         self._stream = stream

@@ -10,7 +10,7 @@ import torch
 from torch_sink.image.core import settings
 from torch_sink.image.core.ops import if_it_fits, recorded
 from torch_sink.image.handles.tensor import HANDLES
-from torch_sink.image.run.batch import Images, LazyBatch, RecordedImage
+from torch_sink.image.run.batch import Images, LazyBatch, RecordedImage, as_recorded
 from torch_sink.image.run.collate import collate_handles, gives_an_image
 
 
@@ -52,7 +52,7 @@ def _stack_of(images: Sequence[Any]) -> LazyBatch | None:
         return None
     if len({(item.lazy_shape, item.lazy_dtype) for item in images}) > 1:
         return None
-    return LazyBatch(Images([RecordedImage.of(item) for item in images], active.device, active.interpreted))
+    return LazyBatch(Images(as_recorded(images), active.device, active.interpreted))
 
 
 def _joined(items: Any, dim: int, is_new: bool) -> Any:
