@@ -193,7 +193,7 @@ def test_all_views_lose_the_same_samples(broken: Path, policy: Any, rows: list[i
         loader = DataLoader(ImageFolder(str(broken), views_of), COUNT)
         with torch_sink.SinkLoader(loader, device=device_in_use(), on_decode_error=policy) as batches:
             made = [[one.cpu() for one in views] for views, _ in batches]
-            report = batches.decode_report()
+        report = torch_sink.decode_report()
     assert_equal(made[0], [one.cpu().contiguous() for one, _ in alone])
     lost = (1, 0) if policy == "skip" else (0, 1)
     assert (report.skipped, report.replaced) == lost

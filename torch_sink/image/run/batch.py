@@ -148,6 +148,7 @@ def join(several: Iterable[Images]) -> None:
     for images in several:
         by_destination.setdefault((images.destination, images.interpreted), []).append(images)
     for destination, together in by_destination.items():
+        together.sort(key=lambda images: str(images.dtype))  # those of one dtype can be made in one launch
         handles = [handle for images in together for handle in images.handles]
         sources, calls = [each.lazy_source for each in handles], [each.lazy_ops for each in handles]
         shapes = [(images.shape, images.dtype) for images in together]
