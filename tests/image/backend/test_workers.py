@@ -94,7 +94,14 @@ def test_batches_in_slabs_equal_stock(photos: Path) -> None:
         pool = opener.make_pool()
         assert pool is not None
         for images, targets in (batch for _ in range(EPOCHS) for batch in opener.open()):
-            kept.append([LazyBatch(Images.of(SharedProgram(images.program._replace(destination="cpu")), images.images.batch)), targets])
+            kept.append(
+                [
+                    LazyBatch(
+                        Images.of(SharedProgram(images.program._replace(destination="cpu")), images.images.batch)
+                    ),
+                    targets,
+                ]
+            )
             if len(kept) % 3:
                 kept[-1] = [kept[-1][0].materialize(), targets.clone()]
         opener.close()

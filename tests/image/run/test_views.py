@@ -197,7 +197,11 @@ def test_five_crops_a_mask_and_a_whole_image(folder: Path) -> None:
 def for_a_gan(samples: list[Any]) -> Any:
     """Two crops of each file, in batches that the collate function makes by itself."""
     crops = [[F.to_tensor(F.resized_crop(image, at, at, 9, 9, [8, 8])) for image, _ in samples] for at in (0, 3)]
-    return {"real": torch.stack(crops[0]), "other": default_collate(crops[1]), "labels": [label for _, label in samples]}
+    return {
+        "real": torch.stack(crops[0]),
+        "other": default_collate(crops[1]),
+        "labels": [label for _, label in samples],
+    }
 
 
 def test_a_collate_of_its_own(folder: Path) -> None:
@@ -215,7 +219,10 @@ def test_what_a_program_writes_to_is_packed_at_once(folder: Path) -> None:
     memory = torch.zeros(3, 24, 24)
 
     def collate(samples: list[Any]) -> Any:
-        batch = default_collate([samples[0][0], memory.clone(), memory]), default_collate([sample[0] for sample in samples])
+        batch = (
+            default_collate([samples[0][0], memory.clone(), memory]),
+            default_collate([sample[0] for sample in samples]),
+        )
         memory.fill_(1)
         return batch
 

@@ -61,7 +61,9 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 def decodings(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     found: list[Any] = []
     begin = DecodedImages.__init__
-    monkeypatch.setattr(DecodedImages, "__init__", lambda images, *given: (found.append(given), begin(images, *given))[1])
+    monkeypatch.setattr(
+        DecodedImages, "__init__", lambda images, *given: (found.append(given), begin(images, *given))[1]
+    )
     return found
 
 
@@ -105,7 +107,11 @@ def test_views_twice_in_other_formats_and_never(folder: Path, decodings: list[An
 
 def test_copies(folder: Path) -> None:
     expected, batch = stock_and_lazy(folder)
-    for copied in (pickle.loads(pickle.dumps(batch[1:])), copy.deepcopy(batch[1:]), [one.pin_memory() for one in batch[1:]]):
+    for copied in (
+        pickle.loads(pickle.dumps(batch[1:])),
+        copy.deepcopy(batch[1:]),
+        [one.pin_memory() for one in batch[1:]],
+    ):
         assert_equal([one.to(device_in_use()) for one in reversed(copied)], expected[:0:-1])
 
 

@@ -172,7 +172,10 @@ def _likeness(source: Source) -> tuple[tuple[Any, ...], Any]:
 
 
 def _data(source: Source) -> Any:
-    return source.data if isinstance(source, EncodedSource) else source[0][2] if isinstance(source, BytesSource) else None
+    """What `_likeness` compares with, of one of the distinct sources."""
+    if isinstance(source, BytesSource):
+        return source.tobytes()
+    return source.data if isinstance(source, EncodedSource) else None
 
 
 def _payload(source: Source) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""`Program`, batches that are not computed yet; `Wanted`, how one is to be delivered; and which images the result shows.
+"""`Program`, batches that are not computed yet; `Wanted`, how one is to be delivered; and which images it then shows.
 
 A program is made once, where its batches are collated, and run wherever their device is.
 

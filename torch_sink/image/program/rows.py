@@ -41,9 +41,7 @@ class Rows:
         workspace: bytes for outputs that are not the result.
     """
 
-    def __init__(
-        self, plans: Sequence[ImagePlan], sources: Sequence[int], results: Sequence[tuple[int, int]]
-    ) -> None:
+    def __init__(self, plans: Sequence[ImagePlan], sources: Sequence[int], results: Sequence[tuple[int, int]]) -> None:
         images = _joined([plan.image for plan in plans], np.int64, column_of.IMAGE_COLUMNS)
         counts = images[:, : column_of.RESULT]
         first_atoms, first_jobs = (counts.cumsum(axis=0) - counts).T

@@ -40,7 +40,9 @@ class RecordedImage(NamedTuple):
         """No call in place is recorded on it."""
         return False
 
-    def record(self, op: Op, shape: Any = None, dtype: torch.dtype | None = None, is_view: bool = False) -> RecordedImage:
+    def record(
+        self, op: Op, shape: Any = None, dtype: torch.dtype | None = None, is_view: bool = False
+    ) -> RecordedImage:
         """A new image with one more call, as `Handle.record` makes a handle."""
         ops = (*self.lazy_ops, op)
         return RecordedImage(self.lazy_source, ops, shape or self.lazy_shape, dtype or self.lazy_dtype)
@@ -75,7 +77,11 @@ class Images:
     def of(cls, shared: SharedProgram, batch: Batch) -> Images:
         """The images of a batch of a program."""
         images = cls.__new__(cls)
-        images.handles, images.destination, images.interpreted = (), shared.program.destination, shared.program.interpreted
+        images.handles, images.destination, images.interpreted = (
+            (),
+            shared.program.destination,
+            shared.program.interpreted,
+        )
         images.shape, images.dtype = batch.shape, batch.dtype
         images.values, images.on_devices = None, []
         images.place(shared, batch)

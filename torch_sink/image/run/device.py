@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_sink.common.transfer import current_stream, end_of_work, host_buffer, pins, to_device, to_host_later, transfer
+from torch_sink.common.transfer import (
+    current_stream,
+    end_of_work,
+    host_buffer,
+    pins,
+    to_device,
+    to_host_later,
+    transfer,
+)
 from torch_sink.errors import DecodeError
 from torch_sink.image.core.ops import replay
 from torch_sink.image.decode.providers import decode_sources, kernels_decode

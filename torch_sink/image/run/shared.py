@@ -19,12 +19,14 @@ class Maker(Protocol):
     """A batch of a program, as `SharedProgram` sees it.
 
     Attributes:
-        batch: which it is.
         on_devices: what it keeps until it is made: the last batch to let go of it frees the memory.
     """
 
-    batch: Batch
     on_devices: list[ProgramOnDevice]
+
+    @property
+    def batch(self) -> Batch:
+        """Which batch of the program it is."""
 
 
 class SharedProgram:
@@ -52,7 +54,11 @@ class SharedProgram:
         self._waiting.add(batch)
 
     def make(self, wanted: Sequence[tuple[Maker, Wanted]]) -> list[Made]:
-        """Makes batches on one device, side by side, on its current stream; raises `DecodeError` as `survivors` does."""
+        """Makes batches on one device, side by side, on its current stream.
+
+        Raises:
+            DecodeError: under the conditions of `survivors`.
+        """
         device = _numbered(wanted[0][1].device)
         with self._lock:
             found = self._on_device.get(device)
@@ -69,7 +75,7 @@ class SharedProgram:
     def pinned(self) -> SharedProgram:
         """The program with its block in pinned memory, one for all batches that ask while one of them holds it."""
         with self._lock:
-            found = self._pinned and self._pinned()
+            found = None if self._pinned is None else self._pinned()
             if found is None:
                 packed = self.program.packed
                 found = SharedProgram(self.program._replace(packed=packed.in_block(packed.blob.pin_memory())))

@@ -13,7 +13,6 @@ from torch_sink.image.handles.tensor import HANDLES
 from torch_sink.image.run.batch import Images, LazyBatch, RecordedImage, as_recorded
 from torch_sink.image.run.collate import collate_handles, gives_an_image
 
-
 # Functionals that give a stack, bit for bit, what they give each of its images.
 EACH_ALONE = frozenset(
     ("normalize", "convert_image_dtype", "to_dtype", "hflip", "vflip", "horizontal_flip", "vertical_flip")
