@@ -19,14 +19,11 @@ _ALIGNMENT_BYTES = 16
 _ADDRESS, _DTYPE = torch.Tensor.data_ptr, operator.attrgetter("dtype")
 WARPS = 4  # warps of a kernel without a reason for another number
 # Names of kernel arguments that are int32 numbers; they come after the tensors.
-_NUMBERS = (
-    *("lanes", "settling", "lane_bits", "warm_up_bits"),
-    *("image_stride", "channel_stride", "row_stride", "column_stride"),
-)
+_NUMBERS = ("lanes", "settling", "lane_bits", "warm_up_bits", "first_tile")
 # Name of a tensor argument -> Triton's type of it; all others are int32.
 _TYPES = {
     **dict.fromkeys(("workspace", "stream", "unstuffed", "huffman", "planes", "pixels"), "*u8"),
-    **dict.fromkeys(("jobs", "places", "items", "next_items"), "*i64"),
+    **dict.fromkeys(("jobs", "places", "layouts", "items", "next_items"), "*i64"),
     "lookups": "*u16",
     "coefficients": "*i16",
 }

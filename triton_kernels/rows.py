@@ -10,13 +10,14 @@ import enum
 import functools
 
 # Columns of a job, int64. Offsets and strides in the workspace count values, bytes or floats.
-# A job that reads a decoded image or writes to the batch is planned without addresses: until the prologue writes them,
-# SOURCE or TARGET is NAMED, and the next column holds the number of the image, or of the batch's row.
+# A job that reads a decoded image or writes to a batch is planned without addresses: until the prologue writes them,
+# SOURCE or TARGET is NAMED. The next column then holds the number of the image, or the next two hold the batch's row
+# and the number of the batch.
 SOURCE = 0  # offset of the input in the workspace
 SOURCE_ROW = 1  # strides; the channel stride of a one-channel image is 0
 SOURCE_COLUMN = 2
 SOURCE_CHANNEL = 3
-TARGET = 4  # offset of the output in the workspace, or in the batch
+TARGET = 4  # offset of the output in the workspace, or from the first value of the launch's first batch
 TARGET_ROW = 5
 TARGET_COLUMN = 6
 TARGET_CHANNEL = 7
@@ -45,11 +46,19 @@ NAMED = -1  # stored in the place of an offset
 # Columns of a place, int64: offset of pixel (0, 0) of a decoded image in the workspace, and strides, as in a job.
 PLACE_COLUMNS = 4
 
+# Columns of a layout, int64: where a batch [N, C, H, W] lies, and its strides, in elements.
+LAYOUT_OFFSET = 0  # from the first value of the launch's first batch
+LAYOUT_IMAGE = 1
+LAYOUT_CHANNEL = 2
+LAYOUT_ROW = 3
+LAYOUT_COLUMN = 4
+LAYOUT_COLUMNS = 5
+
 # The kind of values in the workspace, or of the output of a job.
 BYTES = 0
 FLOATS = 1
 VALUED = 2  # bytes that a table maps to floats
-OUTPUT = 2  # written to the batch
+OUTPUT = 2  # written to a batch
 
 # Columns of an operation, int32: its code, then up to OPERATION_COLUMNS - 1 parameters. Floats are stored as bits.
 OPERATION_COLUMNS = 12
@@ -179,6 +188,7 @@ TILES_DOWN = 3
 TILES_ACROSS = 4
 READ_IMAGE = 5  # number of the decoded image that the job reads, or NAMED for none
 WRITTEN_ROW = 6  # row of the batch that the job writes, or NAMED for none
+WRITTEN_BATCH = 7  # number of that batch
 PROLOGUE_COLUMNS = 8
 WEIGHTS = 0
 JOB = 1

@@ -36,6 +36,7 @@ from torch_sink.image.decode import providers
 from torch_sink.image.program.program import Wanted
 from torch_sink.image.run import ahead
 from torch_sink.image.run import device as on_device
+from torch_sink.image.run.device import Launches
 from torch_sink.sink.openers import DataLoaderOpener
 from torch_sink.triton_kernels.launching import Launcher, is_interpreted
 
@@ -201,7 +202,7 @@ def measured(clock: Clock, memory: PinnedMemory) -> Iterator[None]:
         *[(providers.TritonProvider, name, lambda *_: True) for name in ("usable", "by_default", "is_right")],
         (on_device.DecodedImages, "__init__", clock.timed(DECODING, on_device.DecodedImages.__init__)),
         (on_device, "to_host_later", lambda status: lambda: torch.zeros(status.shape, dtype=status.dtype)),
-        (on_device, "run_launches", clock.timed(PLACING, on_device.run_launches)),
+        *[(Launches, name, clock.timed(PLACING, getattr(Launches, name))) for name in ("__init__", "run")],
         (Launcher, "__call__", clock.timed(LAUNCHING, Launcher.__call__)),
         (Launcher, "prepared", clock.timed(LAUNCHING, timed_launches(clock))),
     ]

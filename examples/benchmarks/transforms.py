@@ -70,9 +70,9 @@ class Images:
         self.out = torch.empty(tuple(recorded.shape), device=device)
 
     def torch_sink(self) -> torch.Tensor:
-        from torch_sink.image.run.device import run_launches
+        from torch_sink.image.run.device import Launches
 
-        run_launches(self.program, self.memory, self.out, self.places)
+        Launches(self.program, self.memory, places=self.places).run(self.program.batches, [self.out])
         return self.out
 
     def torchvision_cpu(self) -> torch.Tensor:

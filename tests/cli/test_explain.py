@@ -24,7 +24,7 @@ from torch_sink.cli.worker_cost import said_beside_stock, worker_cost_table
 from torch_sink.image.decode.jpeg_decoder import launch_jpegs
 from torch_sink.image.program.program import Wanted
 from torch_sink.image.run.batch import LazyBatch
-from torch_sink.image.run.device import make_on_device
+from torch_sink.image.run.device import ProgramOnDevice
 from torch_sink.triton_kernels.launching import Launcher
 
 pytestmark = pytest.mark.once
@@ -160,7 +160,7 @@ def test_the_command_explains_a_users_transform(folder: Path) -> None:
         assert printed_row(printed, name) == [name, str(count)]
     assert f"-> float32 [{FILES}, 3, {SIDE}, {SIDE}]" in printed
     assert "none: every transform can run on the GPU" in printed
-    assert f"Launches of a batch: {launches_of(batch).total()} (" in printed
+    assert f"Launches of a batch: {launches_of(batch.program).total()} (" in printed
     read, handed_over = encoded_bytes(folder) / FILES, batch.program.packed.blob.nbytes / FILES
     assert f"it reads {read:,.0f} bytes of its file and hands over {handed_over:,.0f} bytes a sample\n" in printed
     cost = number(r"a sample costs it ([\d.]+) ms of CPU time", printed)
@@ -176,11 +176,11 @@ def test_launches_are_those_that_a_batch_makes(name: str, folder: Path, monkeypa
     monkeypatch.setattr(Launcher, "__call__", lambda launcher, *_, **__: launched.update([launcher.name]))
     monkeypatch.setattr(Launcher, "prepared", lambda launcher, *_, **__: lambda *_: launched.update([launcher.name]))
     with torch_sink.image_backend("device", device="meta"):
-        for batch in found.batches:
-            make_on_device(batch.program, Wanted(META))
-            jpegs, block = batch.program.jpegs, torch.empty(batch.program.block.shape, dtype=torch.uint8, device=META)
+        for program in found.programs:
+            ProgramOnDevice(program, META).make([(batch, Wanted(META)) for batch in program.batches])
+            jpegs, block = program.jpegs, torch.empty(program.block.shape, dtype=torch.uint8, device=META)
             launch_jpegs(jpegs, block, torch.empty(jpegs.pixels_bytes, dtype=torch.uint8, device=META))
-    assert launched.total() == sum(launches_of(batch).total() for batch in found.batches)
+    assert launched.total() == sum(launches_of(program).total() for program in found.programs)
     assert f"Launches of a batch: {launched.total()} (" in explain.report_of(found).as_text()
 
 
@@ -194,7 +194,7 @@ def test_what_falls_back_and_how_to_mend_it(folder: Path) -> None:
     assert "Fix the fallbacks first" in text
     # The pixels travel, and nothing is decoded behind the worker.
     assert found.worker.bytes_handed_over >= 3 * 90 * 60
-    assert [launches_of(batch)["decoder"] for batch in found.batches] == [0]
+    assert [launches_of(program)["decoder"] for program in found.programs] == [0]
 
 
 @pytest.mark.usefixtures("unmeasured")

@@ -18,7 +18,7 @@ import torch_sink
 from torch_sink.image.core.ops import BLENDED, Op, makes_floats
 from torch_sink.image.core.proof import Proof, Verdict
 from torch_sink.image.handles.tensor import Handle
-from torch_sink.image.run.batch import LazyBatch, program_of
+from torch_sink.image.run.batch import Images, LazyBatch
 
 # In a process with this variable, batches run through the Triton kernels; in any other one through the CPU path.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -161,7 +161,7 @@ def run(pipeline: Pipeline, openers: Sequence[Opener], seed: int) -> tuple[list[
 
 def lazy_batch(handles: Sequence[Any]) -> LazyBatch:
     """The batch of some handles, unexecuted also where `default_collate` would execute it."""
-    return LazyBatch(program_of([handle.lazy_recording for handle in handles], device_in_use(), INTERPRETED))
+    return LazyBatch(Images([handle.lazy_recording for handle in handles], device_in_use(), INTERPRETED))
 
 
 def check_pipeline(

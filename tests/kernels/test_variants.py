@@ -21,7 +21,7 @@ from torch_sink.image.decode.jpeg_decoder import JpegDecoder
 from torch_sink.image.decode.source import Decoded, FinishedSource
 from torch_sink.image.handles.tensor import Handle
 from torch_sink.image.program.launches import make_program
-from torch_sink.image.run.device import places_of, run_launches
+from torch_sink.image.run.device import Launches, places_of
 from torch_sink.triton_kernels import launching
 from torch_sink.triton_kernels.jpeg import color, entropy, idct, jpeg_variants, lanes
 from torch_sink.triton_kernels.launching import Variant
@@ -96,13 +96,15 @@ def launch(handle: Any, *others: torch.dtype) -> None:
     """Launches what makes a batch of one image, in the dtype of the handle and in others."""
     if isinstance(handle.lazy_recording.source, FinishedSource):
         return
-    source = handle.lazy_recording.source
-    program = make_program([source], [handle.lazy_recording.calls], (1, *handle.shape), handle.lazy_recording.dtype)
+    image = handle.lazy_recording
+    source = image.source
+    program = make_program([source], [image.calls], [((1, *image.shape), image.dtype)])
     decoded = Decoded(torch.zeros(3 if source.mode == "RGB" else 1, *source.size[::-1], dtype=torch.uint8))
     memory = torch.empty(program.workspace_bytes, dtype=torch.uint8)
     places, _ = places_of([decoded], memory)
-    for dtype in {handle.lazy_recording.dtype, *others}:
-        run_launches(program, memory, torch.empty((1, *handle.shape), dtype=dtype), places)
+    for dtype in {image.dtype, *others}:
+        launches = Launches(program, memory, places=places)
+        launches.run(program.batches, [torch.empty((1, *image.shape), dtype=dtype)])
 
 
 def launch_in_all(handle: Any) -> None:

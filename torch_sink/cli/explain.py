@@ -31,6 +31,7 @@ from torch_sink.image.core.origins import OPEN, said_of_nothing_recorded
 from torch_sink.image.decode import jpeg_decoder
 from torch_sink.image.decode.source import EncodedSource, PixelSource
 from torch_sink.image.handles.tensor import Handle
+from torch_sink.image.program.program import Program
 from torch_sink.image.run.batch import LazyBatch
 from torch_sink.image.run.collate import collate_handles
 
@@ -87,6 +88,11 @@ class Explained(NamedTuple):
     kept: str = ""  # a remark on images that the dataset keeps
     files: ImageFiles | None = None  # those of the folder, or of the batch
     assumes_workers: bool = False  # whether the loader has no workers
+
+    @property
+    def programs(self) -> list[Program]:
+        """Those of the batches, which share one if they were made together."""
+        return programs_of(self.batches)
 
     @property
     def at_once(self) -> int:
@@ -147,9 +153,14 @@ def said_of_origins(pipeline: Pipeline, report: FallbackReport, batch: Any) -> l
     return [line.replace(f"{FolderImages.__module__}.{FolderImages.__qualname__}", pipeline.name) for line in lines]
 
 
+def programs_of(batches: Sequence[LazyBatch]) -> list[Program]:
+    """The programs of batches, each once."""
+    return [*{id(batch.program): batch.program for batch in batches}.values()]
+
+
 def _files_of(batches: Sequence[LazyBatch]) -> ImageFiles | None:
     """The files that a batch was made of; None where it says none."""
-    named = {source.path: None for batch in batches for source in batch.program.packed.sources()}
+    named = {source.path: None for program in programs_of(batches) for source in program.packed.sources()}
     paths = [path for path in map(Path, named) if path.is_file()]
     return look_at(paths) if paths else None
 
@@ -170,24 +181,24 @@ def _bytes_of(
     tensors: list[torch.Tensor], batches: list[LazyBatch], images: int, device: str
 ) -> tuple[float | None, float]:
     """The bytes of an image's file, None if no file is known, and those that a worker hands over."""
-    sources = [source for batch in batches for source in batch.program.packed.sources()]
+    sources = [source for program in programs_of(batches) for source in program.packed.sources()]
     files = {source.path: len(source.data) for source in sources if isinstance(source, EncodedSource)}
     made = sum(leaf.nbytes for leaf in tensors if type(leaf) is not LazyBatch)
     if device == CPU:
         made += sum(math.prod(batch.shape) * batch.dtype.itemsize for batch in batches)
     else:
-        made += sum(batch.program.packed.blob.nbytes for batch in batches)
+        made += sum(program.packed.blob.nbytes for program in programs_of(batches))
     return (sum(files.values()) / images if files else None), made / images
 
 
-def launches_of(batch: LazyBatch) -> Counter[str]:
-    """The number of launches of each kernel for a batch; "decoder" counts all kernels of the decoder."""
-    program = batch.program
+def launches_of(program: Program) -> Counter[str]:
+    """The number of launches of each kernel for a program; "decoder" counts all kernels of the decoder."""
+    launches = program.launches
     return Counter(
         decoder=0 if program.jpegs is None else jpeg_decoder.launches_of(program.jpegs),
-        prologue=int(bool(program.launches)),
-        statistics=sum(launch.statistics_end > launch.statistics_begin for launch in program.launches),
-        stage=len(program.launches),
+        prologue=int(bool(launches)),
+        statistics=sum(launch.statistics_end > launch.statistics_begin for launch in launches),
+        stage=len(launches),
     )
 
 
@@ -197,7 +208,7 @@ def report_of(found: Explained) -> Report:
     shapes = [f"{str(batch.dtype).removeprefix('torch.')} {list(batch.shape)}" for batch in found.batches]
     where = "the CPU, in the workers" if found.device == CPU else "a GPU"
     names = {EncodedSource: "JPEG files", PixelSource: "images decoded by the worker"}
-    kinds = Counter(type(source) for batch in found.batches for source in batch.program.packed.sources())
+    kinds = Counter(type(source) for program in found.programs for source in program.packed.sources())
     listed = ", ".join(f"{count} {names[kind]}" for kind, count in kinds.items() if kind in names)
     about = [
         f"a batch of {found.images} samples{': ' if listed else ''}{listed}",
@@ -217,15 +228,16 @@ def _some(lines: list[str]) -> list[str]:
 
 def _recorded_part(found: Explained) -> Table:
     counts: Counter[str] = Counter()
+    for program in found.programs:
+        counts.update(op.name for ops in program.packed.calls() for op in ops)
     for batch in found.batches:
-        counts.update(op.name for ops in batch.program.packed.calls() for op in ops)
-        counts.update({op.name: len(batch) for op in batch.program.mixes})
+        counts.update({op.name: len(batch) for op in batch.images.batch.mixes})
     rows = [(name, f"{count}") for name, count in counts.most_common()]
     return Table("Recorded operations", ("operation", " images"), rows or [("none", "0")])
 
 
 def _launches_part(found: Explained) -> Table:
-    counts = sum(map(launches_of, found.batches), Counter[str]())
+    counts = sum(map(launches_of, found.programs), Counter[str]())
     if found.device == CPU or not counts:
         instead = f". {_ON_A_GPU} what a GPU would run." if found.batches else "."
         return lines_of("Launches of a batch: 0", [f"none: workers make the pixels, in stock code{instead}"])

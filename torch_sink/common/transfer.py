@@ -42,15 +42,16 @@ def to_host(values: torch.Tensor) -> torch.Tensor:
     return to_host_later(values)()
 
 
-def _end_of_work(device: torch.device) -> Any:
+def current_stream(device: torch.device) -> Any:
+    """The calling thread's current stream on a device."""
+    return (torch.cuda if device.type == "cuda" else torch.accelerator).current_stream(device)
+
+
+def end_of_work(device: torch.device) -> Any:
     """An event behind all work that the current stream of a device has so far; a thread that waits for it sleeps."""
-    if device.type == "cuda":
-        # torch.Event takes `blocking`, too, and spins all the same.
-        arrived = torch.cuda.Event(blocking=True)
-        arrived.record(torch.cuda.current_stream(device))
-        return arrived
-    event = torch.Event(device)
-    event.record(torch.accelerator.current_stream(device))
+    # torch.Event takes `blocking`, too, and spins all the same.
+    event: Any = torch.cuda.Event(blocking=True) if device.type == "cuda" else torch.Event(device)
+    event.record(current_stream(device))
     return event
 
 
@@ -60,7 +61,7 @@ def to_host_later(values: torch.Tensor) -> Callable[[], torch.Tensor]:
         return lambda: values
     on_host = host_buffer(values.shape, values.dtype, values.device)
     on_host.copy_(values, non_blocking=True)
-    arrived = _end_of_work(values.device)
+    arrived = end_of_work(values.device)
 
     def arrive() -> torch.Tensor:
         arrived.synchronize()  # host sync

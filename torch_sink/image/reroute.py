@@ -43,7 +43,7 @@ from torch_sink.image.handles.image import LazyPixels
 from torch_sink.image.handles.kept import keep_held_images
 from torch_sink.image.handles.tensor import HANDLES, Handle, LazyTensor, LazyTVImage
 from torch_sink.image.operations import RECORDERS
-from torch_sink.image.run.batch import LazyBatch
+from torch_sink.image.run.batch import LazyBatch, pack
 from torch_sink.image.run.collate import collate_handles
 from torch_sink.image.run.stack import EACH_ALONE
 from torch_sink.image.stand_ins import around, before
@@ -198,7 +198,7 @@ def _begin_iterator(stock: Callable[..., None]) -> Callable[..., None]:
 
 def _create_fetcher(stock: Callable[..., Any]) -> Any:
     """For `_DatasetKind.create_fetcher`, which every iterator and every worker calls once per pass."""
-    create = fetchers.create_fetcher(stock).__func__
+    create = fetchers.create_fetcher(stock, finish=_finished).__func__
     return staticmethod(functools.wraps(stock)(lambda *args, **kwargs: look_at_first(create(*args, **kwargs))))
 
 
@@ -216,7 +216,7 @@ class RecordingWorker:
         given = given if given.device else given._replace(device="cpu")
         install(given)
         ledger.open(given.report, given.strict)
-        collate.finish = functools.partial(_made_here, makes_pixels=given.executes_at_once)
+        collate.finish = functools.partial(_finished, makes_pixels=given.executes_at_once)
         collate.reporters.append(ledger.tell)
         collate.begin_writing().sends_by_value(*TV_TENSORS)
 
@@ -226,22 +226,22 @@ def _settings_of_thread(active: Settings | None) -> Settings:
     return active._replace(on_decode_error=damage.current_policy())
 
 
-def _made_here(batch: Any, makes_pixels: bool) -> Any:
-    """A worker's batch, finished before it is sent: the thread that sends it would lose errors.
+def _finished(made: Any, makes_pixels: bool = False) -> Any:
+    """What a `collate_fn` made, finished while an error still has its place: a thread that sends it would lose it.
 
-    Without a device, ordinary tensors and images leave a worker, whatever `collate_fn` returns: their pixels are made
-    here, in parallel with other workers. With a device, stacks are packed.
+    With a device, its batches are packed in one block. Without one, ordinary tensors and images leave a worker,
+    whatever `collate_fn` returns: their pixels are made here, in parallel with other workers.
     """
     if makes_pixels or LazyBatch.are_recorded:
         with executing():
-            for leaf in _leaves(batch):
-                if type(leaf) is LazyBatch:
-                    leaf.pack()
-                elif makes_pixels and isinstance(leaf, LazyPixels):
+            leaves = list(_leaves(made))
+            pack(leaves)
+            for leaf in leaves if makes_pixels else []:
+                if isinstance(leaf, LazyPixels):
                     leaf.load()
-                elif makes_pixels and isinstance(leaf, Handle):
+                elif isinstance(leaf, Handle):
                     leaf.materialize()
-    return batch
+    return made
 
 
 def _leaves(batch: Any) -> Iterator[Any]:

@@ -141,16 +141,25 @@ def execute_lazy(batch: Flat, form: ImageFormat, targets: dict[int, torch.Tensor
     if not lazy:
         return batch, None
     policy = form.on_decode_error or current_policy()
-    results = {
-        key: leaf.__torch_sink_execute__(
-            form.device,
-            dtype=form.dtype,
-            memory_format=form.layout_of(leaf),
-            out=targets.get(key),
-            on_decode_error=policy,
-        )
+    how = {
+        key: {
+            "dtype": form.dtype,
+            "memory_format": form.layout_of(leaf),
+            "out": targets.get(key),
+            "on_decode_error": policy,
+        }
         for key, leaf in lazy.items()
     }
+    by_class: dict[type, dict[int, Any]] = {}
+    for key, leaf in lazy.items():
+        by_class.setdefault(type(leaf), {})[key] = leaf
+    results: dict[int, tuple[torch.Tensor, list[int] | None]] = {}
+    for kind, leaves in by_class.items():
+        together = getattr(kind, "__torch_sink_execute_all__", None)
+        if together is not None and len(leaves) > 1:
+            results |= zip(leaves, together([*leaves.values()], form.device, [how[key] for key in leaves]), strict=True)
+        else:
+            results |= {key: leaf.__torch_sink_execute__(form.device, **how[key]) for key, leaf in leaves.items()}
     batch_size = int(next(iter(lazy.values())).shape[0])
     wanted = agree_on_positions([positions for _, positions in results.values()], batch_size, policy)
     if wanted is not None and len(results) > 1:

@@ -189,7 +189,7 @@ HOOKS = (
     Hook("torch_sink.sink.producer", "ThreadProducer._receive", "wait for a batch"),
     Hook("torch_sink.sink.ring", "DeviceRing._copy_ordinary", "copy a batch", "copy stream"),
     Hook("torch_sink.sink.slots", "Slots.fill", "take a batch"),
-    Hook("torch_sink.image.run.batch", "LazyBatch.__torch_sink_execute__", "decode and transform", "stream"),
+    Hook("torch_sink.image.run.batch", "LazyBatch.__torch_sink_execute_all__", "decode and transform", "stream"),
     Hook("torch_sink.loop.run", "TrainingRun._step", "step", "device"),
     Hook("torch_sink.loop.run", "TrainingRun._finish_sink", "end of the sink", waits=True),
     Hook("torch", "Tensor.backward", "backward", "device", is_part=True),

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from torch.utils.data import _DatasetKind
+from torch.utils.data import _DatasetKind, get_worker_info
 from torch.utils.data._utils import fetch
 
 from torch_sink.damage.report import (
@@ -39,14 +39,17 @@ class _Guarded:
     """
 
     policy: Policy
+    finish: Callable[[Any], Any] | None = None  # what is done to each batch
     advice = ""  # for the error of a broken file
 
     def fetch(self: Any, index: Any) -> Any:
         try:
             if self.policy == "raise":
-                return type(self).stock.fetch(self, index)
-            with policy_of_thread(self.policy):
-                return self._fetch(index)
+                made = type(self).stock.fetch(self, index)
+            else:
+                with policy_of_thread(self.policy):
+                    made = self._fetch(index)
+            return made if self.finish is None else self.finish(made)
         except Exception as error:
             name_file(error, self.advice)
             raise
@@ -93,13 +96,18 @@ def guard_fetcher(fetcher: Any, policy: Policy) -> None:
         fetcher.policy = policy
 
 
-def create_fetcher(stock: Callable[..., Any]) -> Any:
-    """Stand-in for `_DatasetKind.create_fetcher`, which every iterator and every worker calls once per pass."""
+def create_fetcher(stock: Callable[..., Any], finish: Callable[[Any], Any] | None = None) -> Any:
+    """Stand-in for `_DatasetKind.create_fetcher`, which every iterator and every worker calls once per pass.
+
+    `finish` is called with each batch that is made outside of a worker, where `WorkerCollate.finish` is.
+    """
 
     @functools.wraps(stock)
     def create(*args: Any, **kwargs: Any) -> Any:
         fetcher = stock(*args, **kwargs)
         guard_fetcher(fetcher, current_policy())
+        if type(fetcher) in _GUARDED.values() and get_worker_info() is None:
+            fetcher.finish = finish
         return fetcher
 
     return staticmethod(create)

@@ -1,4 +1,4 @@
-"""The launch before the stages of a batch: computes weights of resizes and tiles, and writes places into jobs.
+"""The launch before the stages of batches: computes weights of resizes and tiles, and writes places into jobs.
 
 Weights are those of Pillow's `precompute_coeffs`, in float64 and rounded to integers, or those of torch's antialiased
 resize of floats, `_compute_indices_min_size_weights_aa`, in float32.
@@ -19,6 +19,12 @@ from ..program import (
     FIRST_TILE,
     IN_SIZE,
     JOB_COLUMNS,
+    LAYOUT_CHANNEL,
+    LAYOUT_COLUMN,
+    LAYOUT_COLUMNS,
+    LAYOUT_IMAGE,
+    LAYOUT_OFFSET,
+    LAYOUT_ROW,
     OUT_SIZE,
     PLACE_COLUMNS,
     PRECISION,
@@ -40,6 +46,7 @@ from ..program import (
     WEIGHTS,
     WEIGHTS_AT,
     WORK,
+    WRITTEN_BATCH,
     WRITTEN_ROW,
 )
 
@@ -123,8 +130,8 @@ def write_tiles(row, tiles, BLOCK_Y: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK:
 
 
 @triton.jit
-def write_places(row, places, jobs, image_stride, channel_stride, row_stride, column_stride):
-    """Writes into one job the place of its decoded image, and that of its row of the batch."""
+def write_places(row, places, layouts, jobs):
+    """Writes into one job the place of its decoded image, and that of its row of a batch."""
     job = jobs + tl.load(row + TILED_JOB).to(tl.int64) * JOB_COLUMNS
     image = tl.load(row + READ_IMAGE)
     if image >= 0:
@@ -132,19 +139,17 @@ def write_places(row, places, jobs, image_stride, channel_stride, row_stride, co
         tl.store(job + SOURCE + columns, tl.load(places + image.to(tl.int64) * PLACE_COLUMNS + columns))
     written = tl.load(row + WRITTEN_ROW)
     if written >= 0:
-        tl.store(job + TARGET, written.to(tl.int64) * image_stride)
-        tl.store(job + TARGET_ROW, row_stride.to(tl.int64))
-        tl.store(job + TARGET_COLUMN, column_stride.to(tl.int64))
-        tl.store(job + TARGET_CHANNEL, channel_stride.to(tl.int64))
+        layout = layouts + tl.load(row + WRITTEN_BATCH).to(tl.int64) * LAYOUT_COLUMNS
+        first = tl.load(layout + LAYOUT_OFFSET)
+        tl.store(job + TARGET, first + written.to(tl.int64) * tl.load(layout + LAYOUT_IMAGE))
+        tl.store(job + TARGET_ROW, tl.load(layout + LAYOUT_ROW))
+        tl.store(job + TARGET_COLUMN, tl.load(layout + LAYOUT_COLUMN))
+        tl.store(job + TARGET_CHANNEL, tl.load(layout + LAYOUT_CHANNEL))
 
 
-_STRIDES = ("image_stride", "channel_stride", "row_stride", "column_stride")
-
-
-@triton.jit(do_not_specialize=_STRIDES)
+@triton.jit
 def prologue_kernel(
-    work, places, jobs, tables, tiles,
-    image_stride, channel_stride, row_stride, column_stride,
+    work, places, layouts, jobs, tables, tiles,
     BLOCK_Y: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Does the work of one row of the prologue.
@@ -152,15 +157,15 @@ def prologue_kernel(
     Args:
         work: int32 [rows, PROLOGUE_COLUMNS].
         places: int64 [images, PLACE_COLUMNS], of the decoded images.
+        layouts: int64 [batches, LAYOUT_COLUMNS].
         jobs: int64 [jobs, JOB_COLUMNS], completed.
         tables: int32 [entries], to which weights are written.
         tiles: int32 [tiles, 3], written.
-        image_stride: this and the next three are the strides of the batch [N, C, H, W], in elements.
     """
     row = work + tl.program_id(0) * PROLOGUE_COLUMNS
     if tl.load(row + WORK) != WEIGHTS:
         write_tiles(row, tiles, BLOCK_Y, BLOCK_X, BLOCK)
-        write_places(row, places, jobs, image_stride, channel_stride, row_stride, column_stride)
+        write_places(row, places, layouts, jobs)
     elif tl.load(row + PRECISION) != 0:
         write_weights(row, tables, True, BLOCK)
     else:

@@ -1,4 +1,4 @@
-"""One stage of every image of a batch, in one launch.
+"""One stage of every image of one or more batches, in one launch.
 
 A stage of an image has at most one head, which may read several pixels or arbitrary positions of its input (one axis of
 a resize, a warp, sharpness), followed by any mix of maps and point operations. The images of a launch may have
@@ -61,25 +61,26 @@ from .points import apply_point, in_box, map_axis, place_in_box
 from .warps import sample_grid, warp_fixed, warp_float
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("first_tile",))
 def stage_kernel(
     workspace, output,
     jobs, operations, tables, tiles,
+    first_tile,
     IS_HEAVY: tl.constexpr, BLOCK_Y: tl.constexpr, BLOCK_X: tl.constexpr,
 ):  # fmt: skip
-    """Makes one tile [BLOCK_Y, BLOCK_X] of one image of the batch.
+    """Makes one tile [BLOCK_Y, BLOCK_X] of one image.
 
     Args:
         workspace: uint8 [bytes], decoded images and the outputs of earlier stages, bytes or float32.
-        output: [N, C, H, W] in any layout, written by the last stage of each image.
+        output: the first batch [N, C, H, W] in any layout, written, as others are, by the last stage of each image.
         jobs: int64 [jobs, JOB_COLUMNS].
         operations: int32 [rows, OPERATION_COLUMNS].
         tables: int32 [entries], with weights, index tables, values of bytes, and pixels of pastes.
         tiles: int32 [tiles, 3], job, first row and first column of each tile.
+        first_tile: row of the tile that the first program makes.
         IS_HEAVY: whether floats, formulas of tensors, and operations in float64 or int64 are included.
     """
-    # This program makes the tile of row `program_id` of `tiles`.
-    tile = tiles + tl.program_id(0).to(tl.int64) * TILE_COLUMNS
+    tile = tiles + (first_tile + tl.program_id(0)).to(tl.int64) * TILE_COLUMNS
     job = jobs + tl.load(tile + TILE_JOB).to(tl.int64) * JOB_COLUMNS
     height = tl.load(job + HEIGHT).to(tl.int32)
     width = tl.load(job + WIDTH).to(tl.int32)
@@ -214,10 +215,12 @@ def run_stage(
     tables: torch.Tensor,
     tiles: torch.Tensor,
     *,
+    begin: int,
+    end: int,
     is_heavy: bool,
     rows_and_columns: tuple[int, int],
 ) -> None:
-    """Launches one stage of all images; the arguments are those of `stage_kernel`."""
+    """Launches one stage of all images whose tiles are in a range; the tensors are those of `stage_kernel`."""
     block_y, block_x = rows_and_columns
-    tensors = workspace, output, jobs, operations, tables, tiles
-    (_heavy if is_heavy else _light)(tiles.shape[:1], tensors, IS_HEAVY=is_heavy, BLOCK_Y=block_y, BLOCK_X=block_x)
+    tensors, constants = (workspace, output, jobs, operations, tables, tiles), {"BLOCK_Y": block_y, "BLOCK_X": block_x}
+    (_heavy if is_heavy else _light)((end - begin,), tensors, (begin,), IS_HEAVY=is_heavy, **constants)

@@ -19,7 +19,8 @@ from image.check import assert_same_bits
 from image.worker_data import WatchedCollate, count_decodes, jitter_transform, sharpened_transform, train_transform
 from torch_sink.image.program.launches import make_program
 from torch_sink.image.program.program import ARRAYS
-from torch_sink.image.run.batch import LazyBatch
+from torch_sink.image.run.batch import Images, LazyBatch
+from torch_sink.image.run.shared import SharedProgram
 from torch_sink.sink.openers import DataLoaderOpener
 
 SAMPLES, EPOCHS = 10, 3
@@ -93,7 +94,14 @@ def test_batches_in_slabs_equal_stock(photos: Path) -> None:
         pool = opener.make_pool()
         assert pool is not None
         for images, targets in (batch for _ in range(EPOCHS) for batch in opener.open()):
-            kept.append([LazyBatch(images.program._replace(destination="cpu")), targets])
+            kept.append(
+                [
+                    LazyBatch(
+                        Images.of(SharedProgram(images.program._replace(destination="cpu")), images.images.batch)
+                    ),
+                    targets,
+                ]
+            )
             if len(kept) % 3:
                 kept[-1] = [kept[-1][0].materialize(), targets.clone()]
         opener.close()
@@ -121,7 +129,12 @@ def test_a_batch_crosses_as_its_block(photos: Path) -> None:
     there = batch.program
     assert len(pickle.dumps(there[1:])) < 2048
     sources, entries = there.packed.sources(), there.packed.entry_of_image
-    anew = make_program([sources[at] for at in entries], there.packed.calls(), *there[1:5])
+    anew = make_program(
+        [sources[at] for at in entries],
+        there.packed.calls(),
+        [(each.shape, each.dtype) for each in there.batches],
+        *there[2:4],
+    )
     for crossed in (
         there,
         there._replace(packed=there.packed.in_block(there.packed.blob.clone())),

@@ -70,7 +70,7 @@ def test_mixing_decodes_nothing() -> None:
     with torch_sink.image_backend("device", device="meta", strict=True):
         images, labels = mix([Photographs()[index] for index in range(4)])
     assert type(images) is LazyBatch
-    assert [op.name for op in images.program.mixes] == ["batch.mix_up", "batch.cut_mix"]
+    assert [op.name for op in images.images.batch.mixes] == ["batch.mix_up", "batch.cut_mix"]
     assert labels.shape == (4, CLASSES)
 
 

@@ -31,7 +31,7 @@ def program_of(images: list[Any]) -> Program:
     recordings = [image.lazy_recording for image in images]
     shape = len(images), *recordings[0].shape
     sources, calls = [image.source for image in recordings], [image.calls for image in recordings]
-    return make_program(sources, calls, shape, recordings[0].dtype, "meta")
+    return make_program(sources, calls, [(shape, recordings[0].dtype)], "meta")
 
 
 def atoms_of(operations: np.ndarray) -> np.ndarray:
@@ -64,7 +64,7 @@ def assert_made_of(batch: Program, alone: list[Program]) -> None:
         found = all_jobs[first_job : first_job + len(expected)].copy()
         atoms = all_atoms[first_atom + 1 : first_atom + len(operations)]
         np.testing.assert_array_equal(atoms_of(atoms), atoms_of(operations[1:]))
-        assert found[-1, rows.TARGET : rows.TARGET + 2].tolist() == [rows.NAMED, number]
+        assert found[-1, rows.TARGET : rows.TARGET + 3].tolist() == [rows.NAMED, number, 0]
         assert writers_of(found) == writers_of(expected)
         for column in (rows.VIEW_FILL, rows.HEAD):
             found[:, column] -= first_atom * (found[:, column] > 0)

@@ -24,6 +24,7 @@ from image.worker_data import Structured, stacking_collate, train_transform
 from torch_sink.image.core.ops import InPlaceOp, Op
 from torch_sink.image.decode import proof
 from torch_sink.image.decode.source import EncodedSource, FinishedSource, Source
+from torch_sink.image.handles.tensor import LazyTensor
 from torch_sink.image.program.block import Contents, Packed, Packing
 from torch_sink.image.program.block import _sealed as sealed_contents
 from torch_sink.image.run.batch import LazyBatch
@@ -185,7 +186,7 @@ def test_a_batch_is_a_tensor_to_whoever_asks(use: str) -> None:
     for one, other in zip(leaves(made), leaves(expected), strict=True):
         if isinstance(other, torch.Tensor):
             assert use.startswith("in place") or type(one) is not LazyBatch
-            assert_same_bits(one.materialize() if type(one) is LazyBatch else one, other)
+            assert_same_bits(one.materialize() if type(one) in (LazyBatch, LazyTensor) else one, other)
         else:
             assert one == other
 

@@ -167,9 +167,7 @@ def test_crops_of_a_file_open_it_once(
     assert len(opened) == 1
 
 
-@pytest.mark.parametrize(
-    ("module", "first"), [(v1, [v1.ToTensor()]), (v2, [v2.ToImage(), _SCALED])], ids=["v1", "v2"]
-)
+@pytest.mark.parametrize(("module", "first"), [(v1, [v1.ToTensor()]), (v2, [v2.ToImage(), _SCALED])], ids=["v1", "v2"])
 @pytest.mark.parametrize("name", ["v1.hflip", "v1.vflip"])  # v2's kernel calls `Tensor.flip`
 def test_ten_crops_of_a_tensor_flip_it_once(
     name: str, module: ModuleType, first: list[Transform], photo: Path, monkeypatch: pytest.MonkeyPatch

@@ -72,7 +72,7 @@ def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *arguments: (seen.append(name), function(*arguments))[1]
 
-    monkeypatch.setattr(on_device, "run_launches", noted("transforms", on_device.run_launches))
+    monkeypatch.setattr(on_device.Launches, "run", noted("transforms", on_device.Launches.run))
     later = on_device.to_host_later
     monkeypatch.setattr(on_device, "to_host_later", lambda values: noted("wait", later(values)))
     return seen

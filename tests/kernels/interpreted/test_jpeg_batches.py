@@ -94,12 +94,12 @@ def test_stages_share_memory_with_the_pixels(others: list[bytes], layout: torch.
     with torch_sink.image_backend("device", device=device_in_use()):
         batch = lazy_batch([pipeline(opener(data)()) for data in [*IN_KERNELS[:2], *others]])
     with (
-        mock.patch.object(device, "run_launches", wraps=device.run_launches) as runs,
+        mock.patch.object(device, "Launches", wraps=device.Launches) as begun,
         mock.patch.object(jpeg_decode, "JpegDecoder", wraps=jpeg_decode.JpegDecoder) as decoders,
     ):
         batch.__torch_sink_execute__(device_in_use(), memory_format=layout)
-    (run,), (decoder,) = runs.call_args_list, decoders.call_args_list
-    program, memory, _, places = run.args
+    (launches,), (decoder,) = begun.call_args_list, decoders.call_args_list
+    program, memory, _, places = launches.args
     pixels = decoder.kwargs["pixels"]
     assert memory.untyped_storage().nbytes() == program.workspace_bytes + program.jpegs.pixels_bytes
     assert pixels.untyped_storage().data_ptr() == memory.data_ptr()

@@ -19,7 +19,7 @@ from torchvision.transforms import v2
 
 import torch_sink
 from torch_sink.image.program.block import Packed
-from torch_sink.image.run import batch
+from torch_sink.image.run.shared import SharedProgram
 
 BYTES = [v1.CenterCrop((9, 11)), v1.RandomHorizontalFlip(1.0)]
 TENSOR = v1.ToTensor()
@@ -113,13 +113,13 @@ def test_half_precision_of_the_pipeline_s_own(folder: Path, opened: list[Packed]
 
 def test_each_loader_has_its_own(folder: Path, opened: list[Packed], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two at a time, over one DataLoader."""
-    source, one_at_a_time, make = loader(folder), threading.Lock(), batch.make_on_device  # as the interpreter needs it
+    source, one_at_a_time, make = loader(folder), threading.Lock(), SharedProgram.make  # as the interpreter needs it
 
     def alone(*arguments: Any) -> Any:
         with one_at_a_time:
             return make(*arguments)
 
-    monkeypatch.setattr(batch, "make_on_device", alone)
+    monkeypatch.setattr(SharedProgram, "make", alone)
     with (
         torch_sink.image_backend("device", device=device_in_use()),
         torch_sink.SinkLoader(source, device=device_in_use(), memory_format=LAST) as last,

@@ -117,7 +117,7 @@ def test_a_tile_that_nobody_makes(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def one_less(*args: Any) -> Any:
         found, arrays = stock(*args)
-        return [launch._replace(begin=launch.begin + 1) for launch in found], arrays
+        return [[launch._replace(begin=launch.begin + 1) for launch in each] for each in found], arrays
 
     monkeypatch.setattr(launches, "lay_out_launches", one_less)
     with pytest.raises(AssertionError, match=r"values differ.*nan"):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import triton
 
-from simulators.executor.project import Executor, load_kernels, noting_pixels
+from simulators.executor.project import Executor, load_kernels, noting_memory
 from simulators.executor.ptx.machine import Options
 from simulators.executor.target import Launched, TargetDriver, active_driver
 from simulators.fake_cuda import FakeCuda
@@ -35,7 +35,7 @@ class FakeCudaDriver(TargetDriver):
     def __init__(self, cuda: FakeCuda, executor: Executor) -> None:
         super().__init__(self._queue)
         self.cuda, self.executor = cuda, executor
-        self._jobs = threading.local()  # the pixels that jobs say the places of, as this thread packed them
+        self._jobs = threading.local()  # the tensors that jobs of this thread's next launches say the places of
 
     def get_current_device(self) -> int:  # type: ignore[override]
         return self.cuda.index_of()
@@ -60,13 +60,13 @@ class FakeCudaDriver(TargetDriver):
         return run
 
     def _queue(self, launched: Launched) -> None:
-        arguments, pixels = on_host(self.cuda, launched.arguments), getattr(self._jobs, "pixels", ())
+        arguments, elsewhere = on_host(self.cuda, launched.arguments), getattr(self._jobs, "elsewhere", ())
         queued = launched._replace(arguments=arguments)
-        self.cuda.current_stream().issue(lambda: self.executor.run(queued, pixels), launched.kernel)
+        self.cuda.current_stream().issue(lambda: self.executor.run(queued, elsewhere), launched.kernel)
 
-    def may_read(self, owners: tuple[torch.Tensor, ...]) -> None:
-        """The launches of this thread that follow read these tensors, where jobs say so. None is kept alive for that."""
-        self._jobs.pixels = on_host(self.cuda, owners)
+    def may_use(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        """The launches of this thread that follow use these tensors, where jobs say so. None is kept alive for that."""
+        self._jobs.elsewhere = on_host(self.cuda, tensors)
 
 
 def check_grid(grid: tuple[int, int, int]) -> None:
@@ -96,5 +96,5 @@ def compiled_on_fake_cuda(cuda: FakeCuda, options: Options | None = None) -> Ite
     """Launches take tensors of the fake device, wait in its streams, and run compiled."""
     load_kernels()
     driver = FakeCudaDriver(cuda, Executor(options or Options()))
-    with active_driver(driver), noting_pixels(driver.may_read):
+    with active_driver(driver), noting_memory(driver.may_use):
         yield driver.executor

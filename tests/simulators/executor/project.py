@@ -22,7 +22,7 @@ from simulators.executor.ptx.machine import Executable, Launch, Options
 from simulators.executor.ptx.program import parse
 from simulators.executor.target import Launched, target_only
 from torch_sink.image.run import device
-from torch_sink.image.run.device import DecodedImages
+from torch_sink.image.run.device import DecodedImages, Launches
 from torch_sink.triton_kernels.jpeg_rows import NOT_CONVERGED
 
 _stock_empty = torch.empty
@@ -41,7 +41,7 @@ class Executor:
         launches: how many there were of each kernel.
         programs: their PTX, unchanged.
         counts: by kernel, where the options ask for them.
-        pixels: decoded ones, which the stages read where they lie.
+        elsewhere: tensors that launches use without getting them.
     """
 
     def __init__(self, options: Options, change: Callable[[str], str] = str) -> None:
@@ -50,18 +50,18 @@ class Executor:
         self.launches: Counter[str] = Counter()
         self.programs: set[str] = set()
         self.counts: dict[str, Counts] = {}
-        self.pixels: tuple[torch.Tensor, ...] = ()
+        self.elsewhere: tuple[torch.Tensor, ...] = ()
 
     def __call__(self, launched: Launched) -> None:
-        self.run(launched, self.pixels)
+        self.run(launched, self.elsewhere)
 
-    def run(self, launched: Launched, pixels: Sequence[torch.Tensor]) -> None:
-        """Runs a launch, whose tables hold addresses of the pixels; all tensors are on the CPU."""
+    def run(self, launched: Launched, elsewhere: Sequence[torch.Tensor]) -> None:
+        """Runs a launch, whose tables hold addresses of tensors elsewhere; all tensors are on the CPU."""
         self.launches[launched.kernel] += 1
         self.programs.add(launched.ptx)
         executable, shared = executable_of(self.change(launched.ptx)), launched.metadata.shared
         found = Findings()
-        launch = Launch(executable, launched.grid, launched.arguments, shared, found, self.options, pixels)
+        launch = Launch(executable, launched.grid, launched.arguments, shared, found, self.options, elsewhere)
         try:
             launch.run()
         finally:
@@ -74,9 +74,9 @@ class Executor:
         """The findings, in words."""
         return [f"{finding} ({times} times)" for finding, times in self.findings.items()]
 
-    def may_read(self, owners: tuple[torch.Tensor, ...]) -> None:
-        """The launches that follow read these pixels, where jobs say so."""
-        self.pixels = owners
+    def may_use(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        """The launches that follow read and write these tensors, where jobs say so."""
+        self.elsewhere = tensors
 
 
 def is_harmless(finding: Finding, launched: Launched) -> bool:
@@ -107,41 +107,48 @@ def compiled_on_cpu(options: Options | None = None, change: Callable[[str], str]
         target_only(executor),
         mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1"}),
         mock.patch.object(torch, "empty", _empty_with_garbage),
-        noting_pixels(executor.may_read),
+        noting_memory(executor.may_use),
     ):
         yield executor
 
 
 @contextlib.contextmanager
-def noting_pixels(note: Callable[[tuple[torch.Tensor, ...]], None]) -> Iterator[None]:
-    """Before launches that read pixels at places that they are told, `note` gets the tensors these lie in."""
-    begin, decode, places_of, run = DecodedImages.__init__, DecodedImages._decode, device.places_of, device.run_launches
-    owners_of: dict[int, tuple[torch.Tensor, ...]] = {}  # by the array of their places, while it lives
+def noting_memory(note: Callable[[tuple[torch.Tensor, ...]], None]) -> Iterator[None]:
+    """Around launches whose jobs say where pixels lie, and all batches but the first, `note` gets these tensors."""
+    decode, places_of, begin, run = DecodedImages._decode, device.places_of, Launches.__init__, Launches.run
+    owners_of: dict[int, Sequence[torch.Tensor]] = {}  # by the array of their places, while it lives
+    pixels: weakref.WeakKeyDictionary[Launches, Sequence[torch.Tensor]] = weakref.WeakKeyDictionary()
 
-    def noting_begin(images: DecodedImages, *arguments: Any) -> None:
-        note(())
-        begin(images, *arguments)
+    def noted(places: Any, owners: Sequence[torch.Tensor]) -> None:
+        if id(places) not in owners_of:
+            weakref.finalize(places, owners_of.pop, id(places), None)
+        owners_of[id(places)] = owners
 
     def noting_decoded(images: DecodedImages, *arguments: Any, **how: Any) -> None:
         decode(images, *arguments, **how)
-        note(tuple(images._owners))
+        noted(images.places, images.owners)
 
     def noting_places(images: Any, memory: torch.Tensor) -> Any:
         places, owners = places_of(images, memory)
-        owners_of[id(places)] = tuple(owners)
-        weakref.finalize(places, owners_of.pop, id(places), None)
+        noted(places, owners)
         return places, owners
 
-    def noting_run(program: Any, memory: torch.Tensor, target: torch.Tensor, places: Any = None) -> None:
-        if id(places) in owners_of:
-            note(owners_of[id(places)])
-        run(program, memory, target, places)
+    def noting_begin(
+        launches: Launches, program: Any, memory: torch.Tensor, layouts: Any = None, places: Any = None
+    ) -> None:
+        pixels[launches] = owners_of.get(id(places), ())
+        begin(launches, program, memory, layouts, places)
+
+    def noting_run(launches: Launches, batches: Any, outputs: Sequence[torch.Tensor]) -> None:
+        note((*pixels[launches], *outputs[1:]))
+        run(launches, batches, outputs)
+        note(())
 
     with (
-        mock.patch.object(DecodedImages, "__init__", noting_begin),
         mock.patch.object(DecodedImages, "_decode", noting_decoded),
         mock.patch.object(device, "places_of", noting_places),
-        mock.patch.object(device, "run_launches", noting_run),
+        mock.patch.object(Launches, "__init__", noting_begin),
+        mock.patch.object(Launches, "run", noting_run),
     ):
         yield
 

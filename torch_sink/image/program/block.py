@@ -1,4 +1,4 @@
-"""The block of bytes that a batch travels in: files, pixels, and the arrays of its program, one after the other."""
+"""The block of bytes that batches travel in: files, pixels, and the arrays of its program, one after the other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch_sink.common import pool_writer
 from torch_sink.image.core.ops import InPlaceOp, Op, PackedArgument, TensorArgument, with_packed, with_unpacked
 from torch_sink.image.decode.jpeg_block import ALIGNMENT_BYTES, joined, lay_out_jpegs
 from torch_sink.image.decode.jpeg_header import BaselineScan, JpegHeader
-from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource, Source
+from torch_sink.image.decode.source import BytesSource, EncodedSource, FinishedSource, PixelSource, Source
 
 
 class Contents(NamedTuple):
@@ -26,7 +26,7 @@ class Contents(NamedTuple):
 
 
 class Packed:
-    """The sources of a batch, in a form that crosses to another process cheaply.
+    """The sources of a program, in a form that crosses to another process cheaply.
 
     Args:
         blob: uint8 [bytes], every file, the arrays of the program, every pixel array, finished tensor, and tensor among
@@ -82,13 +82,13 @@ class Packed:
         """One source for each entry."""
         return [self.source(at) for at in range(len(self.contents.entries))]
 
-    def calls(self) -> list[tuple[Op, ...]]:
-        """The calls recorded on each image, with the tensors among their arguments."""
-        return [with_unpacked(ops, self.blob) for ops in self.contents.programs]
+    def calls(self, images: slice = slice(None)) -> list[tuple[Op, ...]]:
+        """The calls recorded on each image, or on some, with the tensors among their arguments."""
+        return [with_unpacked(ops, self.blob) for ops in self.contents.programs[images]]
 
 
 class Packing:
-    """The sources of a batch, each once, and the tensors among the arguments of its calls, before they are written.
+    """The sources of a program, each once, and the tensors among the arguments of its calls, before they are written.
 
     The files that kernels decode come first.
 
@@ -138,19 +138,44 @@ class Packing:
 
 def _distinct(sources: Sequence[Source]) -> tuple[list[Source], list[int]]:
     """The distinct sources, and which of them each image has."""
-    places: dict[Any, int] = {}
+    places: dict[Any, int] = {}  # by what handles of one read of a file, or of one image, have in common
+    alike: dict[Any, list[int]] = {}  # those that may be equal: a file may be read twice, and images may be copied
     entry_of_image = []
     distinct: list[Source] = []
     for source in sources:
-        # Equal for one file in one mode, and for handles that were recorded from one image in memory.
-        key = (source.path, source.mode) if isinstance(source, EncodedSource) else id(source[0])
-        place = places.get(key)
-        # A file may change between two reads of it, and images in memory share a name: compare the bytes as well.
-        if place is None or (isinstance(source, EncodedSource) and source.data != distinct[place].data):  # type: ignore[union-attr]
-            place = places[key] = len(distinct)
-            distinct.append(source)
+        known = id(source[0]), getattr(source, "mode", None)
+        place = places.get(known)
+        if place is None:
+            same, data = _likeness(source)
+            candidates = alike.setdefault(same, [])
+            for at in candidates:
+                if data == _data(distinct[at]):
+                    place = at
+                    break
+        if place is None:
+            place = len(distinct)
+            candidates.append(place)
+            # The bytes of an image were looked at, and are kept for the block.
+            distinct.append(BytesSource((*same[:2], data), source.path) if isinstance(source, PixelSource) else source)
+        places[known] = place
         entry_of_image.append(place)
     return distinct, entry_of_image
+
+
+def _likeness(source: Source) -> tuple[tuple[Any, ...], Any]:
+    """What two sources have in common that are equal if their data are, and the data."""
+    if isinstance(source, PixelSource):
+        return (source.mode, source.size), source.tobytes()
+    if isinstance(source, EncodedSource):
+        return (source.path, source.mode, len(source.data)), source.data
+    return (id(source.tensor),), None
+
+
+def _data(source: Source) -> Any:
+    """What `_likeness` compares with, of one of the distinct sources."""
+    if isinstance(source, BytesSource):
+        return source.tobytes()
+    return source.data if isinstance(source, EncodedSource) else None
 
 
 def _payload(source: Source) -> tuple[Any, ...]:

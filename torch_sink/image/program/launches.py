@@ -1,12 +1,14 @@
-"""Sources and calls -> the `Program` of a batch: the jobs of all images in launches, and the arrays that kernels read.
+"""Sources and calls -> a `Program`: the jobs of all images in launches, and the arrays that kernels read.
 
-Every image's last stage runs in the last launch, for bytes and floats alike, so a batch costs as many launches as its
-longest image has stages, and one more before each in which an image needs statistics of its input.
+Every image's last stage runs in the last launch, for bytes and floats alike, so all batches of a program together cost
+as many launches as their longest image has stages, and one more before each in which an image needs statistics of its
+input. The tiles of a launch lie batch by batch, so that each batch can also be made alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -19,63 +21,72 @@ from torch_sink.image.decode.jpeg_tables import plan_jpegs
 from torch_sink.image.decode.source import FinishedSource, Source
 from torch_sink.image.program.block import Packing
 from torch_sink.image.program.jobs import plan_image
-from torch_sink.image.program.program import ARRAYS, Launch, Program
+from torch_sink.image.program.program import ARRAYS, Batch, Launch, Program, layouts_of
 from torch_sink.image.program.rows import Rows
 from torch_sink.triton_kernels import rows
 from torch_sink.triton_kernels.shapes import stage_tile
-
-# The tiles of a launch begin at a multiple of 16 bytes: Triton compiles another kernel for other addresses.
-_TILE_ALIGNMENT = 4
 
 
 def make_program(
     sources: Sequence[Source],
     calls: Sequence[tuple[Op, ...]],
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
+    batches: Sequence[tuple[tuple[int, ...], torch.dtype]],
     destination: str = "cpu",
     interpreted: bool = False,
 ) -> Program:
-    """The program of a batch.
+    """The program of one or more batches.
 
     Args:
-        sources: one for each image.
-        calls: the calls recorded on each; images that are not finished tensors end in `shape`.
-        shape: [N, C, H, W].
-        dtype, destination, interpreted: as in `Program`.
+        sources: one for each image, batch by batch.
+        calls: the calls recorded on each; images that are not finished tensors end in the shape of their batch.
+        batches: shape [N, C, H, W] and dtype of each.
+        destination, interpreted: as in `Program`.
     """
     packing, tile = Packing(sources), stage_tile()
     images: dict[int, Any] = {at: one for at, one in enumerate(sources) if not isinstance(one, FinishedSource)}
-    plans = {row: plan_image(one.size, 3 if one.mode == "RGB" else 1, calls[row]) for row, one in images.items()}
-    launched: dict[str, Any] = {"arrays": {}, "has_finished": len(plans) < len(sources)}
+    plans = {at: plan_image(one.size, 3 if one.mode == "RGB" else 1, calls[at]) for at, one in images.items()}
+    ends = list(accumulate(shape[0] for shape, _ in batches))
+    made = [
+        Batch(number, end - shape[0], shape, dtype, has_finished=not images.keys() >= {*range(end - shape[0], end)})
+        for number, ((shape, dtype), end) in enumerate(zip(batches, ends, strict=True))
+    ]
+    launched: dict[str, Any] = {"arrays": {}}
     if plans:
-        entries = [packing.entry_of_image[row] for row in plans]
-        launched |= _launched(packing, Rows(list(plans.values()), entries, list(plans)), tile)
+        entries = [packing.entry_of_image[at] for at in plans]
+        results = [(at - batch.first, batch.number) for batch in made for at in range(batch.first, batch.end)]
+        found = Rows(list(plans.values()), entries, [results[at] for at in plans])
+        launches, launched = _launched(packing, found, [batch.shape for batch in made], tile)
+        made = [batch._replace(launches=tuple(own)) for batch, own in zip(made, launches, strict=True)]
     arguments = [argument for plan in plans.values() for argument in plan.arguments]
-    programs = [plans[row].calls if row in plans else ops for row, ops in enumerate(calls)]
+    programs = [plans[at].calls if at in plans else ops for at, ops in enumerate(calls)]
     packed = packing.write(programs, arguments)
-    return Program(packed, shape, dtype, destination, interpreted, tile, **launched)
+    return Program(packed, tuple(made), destination, interpreted, tile, **launched)
 
 
-def _launched(packing: Packing, found: Rows, tile: tuple[int, int]) -> dict[str, Any]:
-    """Adds the arrays of the launches to the block; returns the fields of `Program` that describe them.
+def _launched(
+    packing: Packing, found: Rows, shapes: Sequence[tuple[int, ...]], tile: tuple[int, int]
+) -> tuple[list[list[Launch]], dict[str, Any]]:
+    """Adds the arrays of the launches to the block.
 
     Args:
-        packing: the sources of the batch.
+        packing: the sources of the program.
         found: the rows of its images.
+        shapes: those of its batches.
         tile: rows and columns of a tile.
+
+    Returns:
+        The launches of each batch, and the fields of `Program` that describe the arrays.
     """
-    launches, arrays = lay_out_launches(found, tile)
+    launches, arrays = lay_out_launches(found, len(shapes), tile)
     files, workspace_bytes = packing.jpegs.sources, found.workspace + ALIGNMENT_BYTES
     boxes = boxes_read(found, len(packing.sources))
     places, jpegs = np.zeros((len(boxes), rows.PLACE_COLUMNS), np.int64), None
     if len(files):
         jpegs, places[files] = plan_jpegs(packing.jpegs, boxes[files], packing.add_array)
         places[files, 0] += workspace_bytes
-    arrays |= {"files": files[:, None], "boxes": boxes, "places": places}
-    return {
+    arrays |= {"files": files[:, None], "boxes": boxes, "places": places, "layouts": layouts_of(shapes)}
+    return launches, {
         "jpegs": jpegs,
-        "launches": tuple(launches),
         "arrays": {name: (packing.add_array(arrays[name]), *arrays[name].shape) for name in ARRAYS},
         "made_entries": found.tables.size - found.tables.host_entries,
         "workspace_bytes": workspace_bytes,
@@ -83,54 +94,56 @@ def _launched(packing: Packing, found: Rows, tile: tuple[int, int]) -> dict[str,
     }
 
 
-def lay_out_launches(found: Rows, tile: tuple[int, int]) -> tuple[list[Launch], dict[str, np.ndarray]]:
-    """The launches of a batch, in order, and the arrays that they read.
+def lay_out_launches(
+    found: Rows, batches: int, tile: tuple[int, int]
+) -> tuple[list[list[Launch]], dict[str, np.ndarray]]:
+    """The launches of each batch of a program, in order, and the arrays that they read.
 
     Args:
         found: the rows of its images.
+        batches: how many there are.
         tile: rows and columns of a tile.
 
     Returns:
         The launches, and by name:
-            jobs: int64 [jobs, JOB_COLUMNS]; a decoded image, or a row of the batch, is given by number, not by address.
+            jobs: int64 [jobs, JOB_COLUMNS]; a decoded image, or a row of a batch, is given by number, not by address.
             operations: int32 [rows, OPERATION_COLUMNS].
-            work: int32 [rows, PROLOGUE_COLUMNS]: the resizes, then the jobs in the order of the launches.
-            statistics: int32 [statistics, STATISTIC_COLUMNS], in the order of the launches.
+            work: int32 [rows, PROLOGUE_COLUMNS]: the resizes, then the jobs by launch and batch.
+            statistics: int32 [statistics, STATISTIC_COLUMNS], by launch and batch.
             tables: int32 [entries, 1], the tables of the host.
     """
-    jobs, launch_of_job, tables = found.jobs, found.launches, found.tables
-    launch_of_statistic = launch_of_job[found.statistics[:, -1]]
-    heavy = np.bincount(launch_of_job, found.is_heavy) > 0
-    order = np.argsort(launch_of_job, kind="stable")
-    work, begins, ends = _tiled(jobs[order], launch_of_job[order], tile)
+    jobs, tables, count = found.jobs, found.tables, int(found.launches.max()) + 1
+    part_of_job = found.launches * batches + found.batches  # a launch of one batch
+    part_of_statistic = part_of_job[found.statistics[:, -1]]
+    order, parts = np.argsort(part_of_job, kind="stable"), count * batches
+    work, tiles = _tiled(jobs[order], tile)
     work[:, rows.TILED_JOB] = order
-    measured = np.cumsum(np.bincount(launch_of_statistic, minlength=len(heavy))).tolist()
-    launches = list(map(Launch, begins, ends, heavy.tolist(), [0, *measured], measured))
-    return launches, {
+    heavy = np.bincount(part_of_job, found.is_heavy, parts) > 0
+    ends = np.bincount(part_of_job[order], tiles, parts).astype(np.int64).cumsum()
+    measured = np.bincount(part_of_statistic, minlength=parts).cumsum()
+    ranges = [0, *ends[:-1].tolist()], ends.tolist(), heavy.tolist(), [0, *measured[:-1].tolist()], measured.tolist()
+    launches = list(map(Launch, *ranges))
+    return [launches[number::batches] for number in range(batches)], {
         "jobs": jobs,
         "operations": found.atoms,
         "work": np.concatenate([_resizes(tables.resizes), work]),
-        "statistics": found.statistics[np.argsort(launch_of_statistic, kind="stable")],
+        "statistics": found.statistics[np.argsort(part_of_statistic, kind="stable")],
         "tables": np.concatenate([np.zeros(0, np.int32), *map(np.ravel, tables.of_host)])[:, None],
     }
 
 
-def _tiled(
-    jobs: np.ndarray, launch_of_job: np.ndarray, tile: tuple[int, int]
-) -> tuple[np.ndarray, list[int], list[int]]:
-    """Rows of the prologue's work for jobs in launch order, and where the tiles of each launch begin and end."""
+def _tiled(jobs: np.ndarray, tile: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of the prologue's work for jobs, whose tiles lie one after the other; and how many tiles each has."""
     across, down = -(-jobs[:, rows.WIDTH] // tile[1]), -(-jobs[:, rows.HEIGHT] // tile[0])
     counts = down * across
-    of_launch = np.bincount(launch_of_job, counts).astype(np.int64)
-    room = -(-of_launch // _TILE_ALIGNMENT) * _TILE_ALIGNMENT
-    begins = np.cumsum(room) - room
-    before = np.cumsum(counts) - counts - (np.cumsum(of_launch) - of_launch)[launch_of_job]
     work = np.zeros((len(jobs), rows.PROLOGUE_COLUMNS), np.int32)
-    work[:, rows.WORK], work[:, rows.FIRST_TILE] = rows.JOB, begins[launch_of_job] + before
+    work[:, rows.WORK], work[:, rows.FIRST_TILE] = rows.JOB, counts.cumsum() - counts
     work[:, rows.TILES_DOWN], work[:, rows.TILES_ACROSS] = down, across
     work[:, rows.READ_IMAGE] = np.where(jobs[:, rows.SOURCE] == rows.NAMED, jobs[:, rows.SOURCE + 1], rows.NAMED)
-    work[:, rows.WRITTEN_ROW] = np.where(jobs[:, rows.TARGET] == rows.NAMED, jobs[:, rows.TARGET + 1], rows.NAMED)
-    return work, begins.tolist(), (begins + of_launch).tolist()
+    is_result = jobs[:, rows.TARGET] == rows.NAMED
+    work[:, rows.WRITTEN_ROW] = np.where(is_result, jobs[:, rows.TARGET + 1], rows.NAMED)
+    work[:, rows.WRITTEN_BATCH] = np.where(is_result, jobs[:, rows.TARGET + 2], 0)
+    return work, counts
 
 
 def _resizes(places: Mapping[ResizeWeights, tuple[int, int]]) -> np.ndarray:

@@ -1,14 +1,16 @@
-"""`Program`, a batch that is not computed yet; `Wanted`, how it is to be delivered; and which images the result shows.
+"""`Program`, batches that are not computed yet; `Wanted`, how one is to be delivered; and which images it then shows.
 
-A program is made once, where the batch is collated, and run wherever its device is.
+A program is made once, where its batches are collated, and run wherever their device is.
 
-A program knows neither addresses nor strides: its jobs name the decoded images that they read and the rows of the batch
-that they write. Whoever runs it supplies their addresses.
+A program knows no addresses: its jobs name the decoded images that they read, and the rows and batches that they write.
+Whoever runs it supplies their addresses.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,15 +29,17 @@ from torch_sink.triton_kernels import rows
 from torch_sink.triton_kernels.rows import Kind
 
 # The arrays of a program in the order in which they lie in the block. The first two stay on the host.
-ARRAYS = ("files", "boxes", "places", "jobs", "operations", "work", "statistics", "tables")
-_INT64 = ("places", "jobs")
+ARRAYS = ("files", "boxes", "places", "layouts", "jobs", "operations", "work", "statistics", "tables")
+_INT64 = ("places", "layouts", "jobs")
 _MOST_SHOWN = 4
-# What the kernels convert values to, other than the dtype of the batch.
+# What the kernels convert values to, other than the dtype of a batch.
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
 class Launch(NamedTuple):
     """One launch of the stage kernel, after one of the statistics kernel where the stages need statistics.
+
+    That of one batch may have no tiles; those of neighboring batches can be joined.
 
     Attributes:
         begin, end: range of its tiles.
@@ -49,47 +53,114 @@ class Launch(NamedTuple):
     statistics_begin: int
     statistics_end: int
 
+    def joined(self, following: Launch) -> Launch | None:
+        """This launch and one that begins where it ends, as one launch; None where the tiles of others lie between."""
+        if (self.end, self.statistics_end) != (following.begin, following.statistics_begin):
+            return None
+        is_heavy = self.is_heavy or following.is_heavy
+        return Launch(self.begin, following.end, is_heavy, self.statistics_begin, following.statistics_end)
+
+
+class Batch(NamedTuple):
+    """One of the batches [N, C, H, W] that a program makes.
+
+    Attributes:
+        number: its position among them.
+        first: position of its first image among the images of the program.
+        shape, dtype: those of the batch.
+        has_finished: some images are finished tensors, which no launch makes.
+        launches: those of its stages, in order, as many as the program has; () where that has none.
+        mixes: calls recorded on the whole batch, `MixUp` and `CutMix`; they run after every image is made.
+    """
+
+    number: int
+    first: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    has_finished: bool = False
+    launches: tuple[Launch, ...] = ()
+    mixes: tuple[Op, ...] = ()
+
+    @property
+    def end(self) -> int:
+        """Position behind its last image."""
+        return self.first + self.shape[0]
+
+    @property
+    def is_launched(self) -> bool:
+        """False where all images are finished tensors."""
+        return any(launch.begin < launch.end for launch in self.launches)
+
+
+def launches_of(batches: Iterable[Batch]) -> list[list[Launch]]:
+    """The launches that make batches, in order of their numbers, side by side: for each stage as few as possible."""
+    stages: list[list[Launch]] = []
+    for of_batches in zip(*(batch.launches for batch in batches), strict=True):
+        joined: list[Launch] = []
+        for launch in of_batches:
+            if joined and (both := joined[-1].joined(launch)) is not None:
+                joined[-1] = both
+            else:
+                joined.append(launch)
+        stages.append([launch for launch in joined if launch.begin < launch.end])
+    return stages
+
+
+def layouts_of(
+    shapes: Iterable[Sequence[int]], memory_format: torch.memory_format = torch.contiguous_format
+) -> np.ndarray:
+    """How new tensors of shapes [N, C, H, W] lie, int64 [shapes, LAYOUT_COLUMNS]."""
+    is_last = memory_format is torch.channels_last
+    return np.array(
+        [
+            (0, height * width * channels, 1, width * channels, channels)
+            if is_last
+            else (0, channels * height * width, height * width, width, 1)
+            for _, channels, height, width in shapes
+        ],
+        np.int64,
+    )
+
 
 class Program(NamedTuple):
-    """A batch [N, C, H, W] that is not computed yet. `print` shows who decodes, and what each launch does.
+    """Batches that are not computed yet. `print` shows who decodes, and what each launch does.
 
     Attributes:
         packed: the sources and the calls recorded on each image, in a block of bytes that also holds the arrays.
-        shape, dtype: those of the batch.
+        batches: what is made, in the order of their images.
         destination: device that the backend was set to, as a string; nothing can be executed for "meta".
         interpreted: the kernels run on the CPU under Triton's interpreter.
         tile: rows and columns of pixels that one block of the stage kernel's grid makes.
-        arrays: {one of `ARRAYS`: its first byte in the block, rows, and columns}; empty without launches. `files` are
-            the numbers of the sources that kernels decode, `boxes` the part of each source that is read: left, top,
-            width, height, all 0 where nothing is. `places` says where the pixels of the files lie. See
-            `lay_out_launches` for the others.
-        launches: those of the stages, in order; none where all images are finished tensors.
-        mixes: calls recorded on the whole batch, `MixUp` and `CutMix`; they run after every image is made.
+        arrays: {one of `ARRAYS`: its first byte in the block, rows, and columns}; empty without launches, where all
+            images are finished tensors. `files` are the numbers of the sources that kernels decode, `boxes` the part of
+            each source that is read: left, top, width, height, all 0 where nothing is. `places` says where the pixels
+            of the files lie, `layouts` how batches lie that are new and contiguous. See `lay_out_launches` for the
+            others.
         jpegs: how kernels decode the files at the beginning of the block; None without such files.
         made_entries: entries of the tables that the device makes, which follow those of the host.
         workspace_bytes: for the outputs of all stages but the last; never 0. The pixels of the files follow.
         has_other_images: some images that are not among the files have to be decoded.
-        has_finished: some images are finished tensors, which no launch makes.
     """
 
     packed: Packed
-    shape: tuple[int, ...]
-    dtype: torch.dtype
+    batches: tuple[Batch, ...]
     destination: str
     interpreted: bool
     tile: tuple[int, int]
     arrays: dict[str, tuple[int, int, int]]
-    launches: tuple[Launch, ...] = ()
-    mixes: tuple[Op, ...] = ()
     jpegs: JpegPlan | None = None
     made_entries: int = 0
     workspace_bytes: int = ALIGNMENT_BYTES
     has_other_images: bool = False
-    has_finished: bool = False
+
+    @property
+    def launches(self) -> list[Launch]:
+        """The launches that make all batches side by side."""
+        return [launch for stage in launches_of(self.batches) for launch in stage]
 
     @property
     def block(self) -> torch.Tensor:
-        """uint8 [bytes] on the host: the sources, calls, and arrays of the batch."""
+        """uint8 [bytes] on the host: the sources, calls, and arrays."""
         return self.packed.blob
 
     def array(self, name: str) -> np.ndarray:
@@ -122,7 +193,8 @@ class Program(NamedTuple):
         device = torch.device(default_device() if self.destination == "meta" else self.destination)
         found: Counter[str] = Counter()
         sources = self.packed.sources()
-        for at in self.packed.entry_of_image:
+        entries = self.packed.entry_of_image
+        for at in chain.from_iterable(entries[batch.first : batch.end] for batch in self.batches):
             source = sources[at]
             if isinstance(source, FinishedSource):
                 found["nobody (finished tensors)"] += 1
@@ -132,13 +204,15 @@ class Program(NamedTuple):
 
     def __str__(self) -> str:
         lines = [f"decode: {', '.join(f'{count} by {name}' for name, count in self.decoders.items())}"]
-        for number, launch in enumerate(self.launches, 1):
+        launches = self.launches
+        for number, launch in enumerate(launches, 1):
             found = self.stages_of(launch)
             work = "; ".join(f"{count} x {text}" for text, count in found.most_common(_MOST_SHOWN))
             more = f"; {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
             statistics = " after statistics" if launch.statistics_begin < launch.statistics_end else ""
             lines.append(f"launch {number}{statistics}: {work}{more}")
-        return "\n".join([*lines, f"-> {list(self.shape[1:])}"] if self.launches else lines)
+        made = [f"-> {', '.join(str(list(batch.shape[1:])) for batch in self.batches)}"] if launches else []
+        return "\n".join(lines + made)
 
     def __repr__(self) -> str:
         return str(self)
@@ -153,26 +227,26 @@ class Wanted(NamedTuple):
     out: torch.Tensor | None = None  # written to instead of a new tensor, [N, C, H, W]
     on_decode_error: str = "raise"  # "raise", "skip" or "replace"
 
-    def dtype_of_result(self, program: Program) -> torch.dtype:
+    def dtype_of_result(self, batch: Batch) -> torch.dtype:
         """The dtype of the result."""
-        return self.out.dtype if self.out is not None else self.dtype or program.dtype
+        return self.out.dtype if self.out is not None else self.dtype or batch.dtype
 
-    def kernel_dtype(self, program: Program) -> torch.dtype:
+    def kernel_dtype(self, batch: Batch) -> torch.dtype:
         """The dtype that the kernels write: the result's where they can convert to it and no mix follows.
 
         A batch in half precision is computed in it first, since the result's dtype may be wider. A batch of masks or
         whole numbers is made in float32, which holds them.
         """
-        made, asked = program.dtype, self.dtype_of_result(program)
+        made, asked = batch.dtype, self.dtype_of_result(batch)
         made = made if made in PIXELS else torch.float32
         converts = made.itemsize != 2 and asked in _FLOATS
-        return asked if converts and not program.mixes else made
+        return asked if converts and not batch.mixes else made
 
-    def result(self, program: Program, count: int) -> torch.Tensor:
+    def result(self, batch: Batch, count: int) -> torch.Tensor:
         """The tensor that `count` rows of a batch are written to."""
         if self.out is not None:
             return self.out[:count]
-        shape, dtype = (count, *program.shape[1:]), self.dtype_of_result(program)
+        shape, dtype = (count, *batch.shape[1:]), self.dtype_of_result(batch)
         return torch.empty(shape, dtype=dtype, device=self.device, memory_format=self.memory_format)
 
     @property

@@ -1,4 +1,4 @@
-"""Plans of images -> the tables of their batch; every column is computed for all images at once."""
+"""Plans of images -> the tables of their program; every column is computed for all images at once."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ _OF_IMAGE = rows.NAMED, 0, 0, 0
 
 
 class Rows:
-    """The rows of a batch.
+    """The rows of a program.
 
     Args:
         plans: one for each image; equal images may share one.
         sources: number of the decoded image that each begins with.
-        results: row of the result that each becomes.
+        results: the row that each becomes, and the number of its batch.
 
     Attributes:
         jobs: int64 [jobs, JOB_COLUMNS], image by image.
         launches: int64 [jobs], number of the launch of each; every image ends in the last launch.
+        batches: int64 [jobs], number of the batch of each.
         is_heavy: bool [jobs], whether each needs the heavy variant of the kernel.
         reads: int64 [images], the jobs that read a decoded image.
         shown: int64 [images, 4], height and width of what the view of each shows, and of that image.
@@ -40,7 +41,7 @@ class Rows:
         workspace: bytes for outputs that are not the result.
     """
 
-    def __init__(self, plans: Sequence[ImagePlan], sources: Sequence[int], results: Sequence[int]) -> None:
+    def __init__(self, plans: Sequence[ImagePlan], sources: Sequence[int], results: Sequence[tuple[int, int]]) -> None:
         images = _joined([plan.image for plan in plans], np.int64, column_of.IMAGE_COLUMNS)
         counts = images[:, : column_of.RESULT]
         first_atoms, first_jobs = (counts.cumsum(axis=0) - counts).T
@@ -79,7 +80,7 @@ class Rows:
         target[is_result] = _OF_IMAGE
         source = target[read]
         source[first_jobs] = _OF_IMAGE
-        source[first_jobs, 1], target[is_result, 1] = sources, results
+        source[first_jobs, 1], target[is_result, 1:3] = sources, results
         jobs[:, rows.SOURCE : rows.SOURCE + 4], jobs[:, rows.TARGET : rows.TARGET + 4] = source, target
         jobs[:, rows.HEIGHT], jobs[:, rows.WIDTH] = height, width
         jobs[:, rows.CHANNELS] = np.where(is_result, channels, 3)
@@ -104,6 +105,7 @@ class Rows:
         jobs[:, rows.TAIL_BEGIN], jobs[:, rows.TAIL_END] = first + stage.begin, first + stage.end
         self.is_heavy = (stage.is_heavy > 0) | (jobs[:, rows.TARGET_KIND] == rows.FLOATS) | (fill > 0)
         self.launches = np.arange(len(stages)) + (lengths.max() - lengths - first_jobs)[image]
+        self.batches = np.array(results)[image, 1]
         self.statistics = _statistics(stage.measured, read, first + stage.begin, tables, atoms)
         self.jobs, self.atoms, self.tables, self.workspace = jobs, atoms, tables, int(taken.sum())
         self.reads, self.shown = first_jobs, shown
@@ -136,7 +138,7 @@ def _statistics(
 
 
 class Tables:
-    """The lookup tables of a batch, one after the other; writes into the atoms where theirs lie.
+    """The lookup tables of a program, one after the other; writes into the atoms where theirs lie.
 
     Args:
         plans: one for each image.

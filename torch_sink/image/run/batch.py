@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
+import copy
 import math
 import operator
-import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -22,45 +21,79 @@ from torch_sink.image.handles.lazy import Lazy, without_memory
 from torch_sink.image.handles.names import StockTensorType, named_as, stays, unpickled
 from torch_sink.image.handles.tensor import LazyTensor
 from torch_sink.image.program.launches import make_program
-from torch_sink.image.program.program import Program, Wanted, survivors
-from torch_sink.image.run.device import make_on_device
+from torch_sink.image.program.program import Batch, Made, Program, Wanted, survivors
+from torch_sink.image.run.device import ProgramOnDevice
 from torch_sink.image.run.proof import kernels_make
+from torch_sink.image.run.shared import SharedProgram
 from torch_sink.image.run.stock import make_for_device, make_in_stock_code
 
 
-def program_of(images: Sequence[Recording], destination: str, interpreted: bool = False) -> Program:
-    """The program of images of one shape and dtype; see `make_program` for the other arguments."""
-    uses.batches += 1
-    sources, calls = [each.source for each in images], [each.calls for each in images]
-    shape = len(images), *images[0].shape
-    return make_program(sources, calls, shape, images[0].dtype, destination, interpreted)
-
-
 class Images:
-    """The images that a batch and its views share: as they were recorded, as a program, and later their values.
+    """The images of a batch, which its views share: as they were recorded, then in a program, and later their values.
 
     Args:
-        recordings: of one shape and dtype; [] where the program is given.
-        program: by default it is made of the recordings when it is needed.
-        destination, interpreted: of that program.
+        recordings: of one shape and dtype.
+        destination, interpreted: of their program, which is made when it is needed.
+
+    Attributes:
+        shape, dtype: those of all images, [images, C, H, W].
+        values: once they were made on the CPU.
+        on_devices: see `Maker`.
     """
 
-    def __init__(
-        self, recordings: Sequence[Recording], program: Program | None, destination: str = "", interpreted: bool = False
-    ) -> None:
+    def __init__(self, recordings: Sequence[Recording], destination: str, interpreted: bool) -> None:
         self.recordings, self.destination, self.interpreted = recordings, destination, interpreted
-        self.values: torch.Tensor | None = None  # [images, C, H, W]
-        if program is not None:
-            self.program = program
+        self.shape, self.dtype = (len(recordings), *recordings[0].shape), recordings[0].dtype
+        self._placed: tuple[SharedProgram, Batch] | None = None
+        self.values: torch.Tensor | None = None
+        self.on_devices: list[ProgramOnDevice] = []
 
-    @functools.cached_property
-    def program(self) -> Program:
-        """That of all images, [images, C, H, W]."""
-        return program_of(self.recordings, self.destination, self.interpreted)
+    @classmethod
+    def of(cls, shared: SharedProgram, batch: Batch) -> Images:
+        """The images of a batch of a program."""
+        images = cls.__new__(cls)
+        program, images.recordings = shared.program, ()
+        images.destination, images.interpreted = program.destination, program.interpreted
+        images.shape, images.dtype = batch.shape, batch.dtype
+        images.values, images.on_devices = None, []
+        images.place(shared, batch)
+        return images
+
+    def place(self, shared: SharedProgram, batch: Batch) -> None:
+        """Notes which batch of which program they are."""
+        self._placed = shared, batch
+        shared.enter(self)
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether they are in a program."""
+        return self._placed is not None
+
+    def _place(self) -> tuple[SharedProgram, Batch]:
+        if self._placed is None:
+            join([self])
+        assert self._placed is not None
+        return self._placed
+
+    @property
+    def shared(self) -> SharedProgram:
+        """Their program, shared with the batches that were made together with this one."""
+        return self._place()[0]
+
+    @property
+    def batch(self) -> Batch:
+        """Which batch of the program they are."""
+        return self._place()[1]
+
+    def __reduce__(self) -> Any:
+        return Images.of, self._place()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Images:
+        return Images.of(copy.deepcopy(self.shared, memo), self.batch)
 
     def made_on_cpu(self) -> torch.Tensor:
         """New values, made in stock code."""
-        return make_in_stock_code(self.program, Wanted(torch.device("cpu")))[0]
+        return make_in_stock_code(self.shared.program, self.batch, Wanted(torch.device("cpu")))[0]
 
     def real(self) -> torch.Tensor:
         """The values, made once."""
@@ -85,6 +118,31 @@ class Images:
         view.become_all(self.real()[view.lazy_part])
 
 
+def join(several: Iterable[Images]) -> None:
+    """Makes one program of the images of batches that have none yet: they share files, and on a device their pixels."""
+    uses.batches += 1
+    by_destination: dict[tuple[str, bool], list[Images]] = {}
+    for images in several:
+        by_destination.setdefault((images.destination, images.interpreted), []).append(images)
+    for destination, together in by_destination.items():
+        together.sort(key=lambda images: str(images.dtype))  # those of one dtype can be made in one launch
+        recordings = [image for images in together for image in images.recordings]
+        sources, calls = [image.source for image in recordings], [image.calls for image in recordings]
+        shapes = [(images.shape, images.dtype) for images in together]
+        shared = SharedProgram(make_program(sources, calls, shapes, *destination))
+        for images, batch in zip(together, shared.program.batches, strict=True):
+            images.place(shared, batch)
+
+
+def pack(leaves: Iterable[Any]) -> None:
+    """Joins the batches among the leaves of what a `collate` made, and drops their recordings."""
+    found = {id(leaf.images): leaf.images for leaf in leaves if type(leaf) is LazyBatch and leaf.is_recording}
+    if waiting := [images for images in found.values() if not images.is_placed]:
+        join(waiting)
+    for images in found.values():
+        images.recordings = ()
+
+
 @named_as(torch.Tensor)
 class LazyBatch(Lazy, torch.Tensor, metaclass=StockTensorType):  # type: ignore[misc]
     """A batch whose values do not exist yet; to programs a `torch.Tensor` on the CPU.
@@ -105,19 +163,15 @@ class LazyBatch(Lazy, torch.Tensor, metaclass=StockTensorType):  # type: ignore[
     images: Images
     lazy_shape: torch.Size
     broken_files: tuple[BrokenFile, ...]
-    are_recorded: ClassVar[bool] = False  # whether this process has made some that have no program yet
+    are_recorded: ClassVar[bool] = False  # whether this process has made some that had no program yet
     lazy_base: Any = None  # the handle whose memory a batch of one shares
     fields = frozenset(("images", "lazy_shape", "broken_files", "lazy_base", "lazy_real"))
 
     @staticmethod
-    def __new__(cls: Any, images: Images | Program, size: tuple[int, ...] | None = None) -> Any:
-        if isinstance(images, Program):
-            images = Images([], images)
-        elif images.recordings:
-            LazyBatch.are_recorded = True
-        dtype = images.recordings[0].dtype if images.recordings else images.program.dtype
-        shape = torch.Size(size or images.program.shape)
-        batch = without_memory(cls, shape, dtype)
+    def __new__(cls: Any, images: Images, size: tuple[int, ...] | None = None) -> Any:
+        LazyBatch.are_recorded |= not images.is_placed
+        shape = torch.Size(size or images.shape)
+        batch = without_memory(cls, shape, images.dtype)
         batch.images, batch.lazy_shape = images, shape
         return batch
 
@@ -126,23 +180,18 @@ class LazyBatch(Lazy, torch.Tensor, metaclass=StockTensorType):  # type: ignore[
 
     @property
     def program(self) -> Program:
-        """The sources, the calls, and how kernels make all images as a batch [images, C, H, W]."""
-        return self.images.program
+        """That of all batches that were made together with this one: sources, calls, and what the kernels do."""
+        return self.images.shared.program
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if stays(protocol) or not self.is_recording:
             return self.materialize().__reduce_ex__(protocol)
-        return unpickled, (self.lazy_class, self.program, self.lazy_shape)
+        return unpickled, (self.lazy_class, self.images, self.lazy_shape)
 
     @property
     def is_recording(self) -> bool:
         """False once the values were made, for the batch itself or for one of its views."""
         return self.lazy_real is None and self.images.values is None
-
-    def pack(self) -> None:
-        """Makes the program and drops the recordings, before the batch is sent to another process."""
-        if self.is_recording:
-            self.images = Images([], self.program)
 
     def record_each(self, recorder: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A batch of what a recorder makes of each image, or `NotImplemented`."""
@@ -152,22 +201,25 @@ class LazyBatch(Lazy, torch.Tensor, metaclass=StockTensorType):  # type: ignore[
         if not made or any(image is NotImplemented for image in made):
             return NotImplemented
         is_same = all(map(operator.is_, made, before))
-        others = Images(made, None, images.destination, images.interpreted)
+        others = Images(made, images.destination, images.interpreted)
         return self if is_same else LazyBatch(others, (*self.lazy_shape[:-3], *made[0].shape))
 
     def record_mix(self, op: Op) -> LazyBatch:
         """A new batch with one more call that mixes its images; mixes run after every image is made."""
-        return LazyBatch(self.program._replace(mixes=(*self.program.mixes, op)))
+        batch = self.images.batch
+        return LazyBatch(Images.of(self.images.shared, batch._replace(mixes=(*batch.mixes, op))))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return pickle.loads(pickle.dumps(self)) if self.is_recording else self.materialize().__deepcopy__(memo)
+        if not self.is_recording:
+            return self.materialize().__deepcopy__(memo)
+        return LazyBatch(copy.deepcopy(self.images, memo), self.lazy_shape)
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """The text of the ordinary tensor. The batch keeps recording, so showing it in a debugger changes nothing."""
-        if self.is_recording and self.program.destination == "meta":
+        if self.is_recording and self.images.destination == "meta":
             return f"LazyBatch(shape={tuple(self.shape)}, dtype={self.dtype}, recorded only)"
         return repr(self.images.made_on_cpu().view(self.lazy_shape) if self.is_recording else self.materialize())
 
@@ -185,7 +237,7 @@ class LazyBatch(Lazy, torch.Tensor, metaclass=StockTensorType):  # type: ignore[
         device, dtype, memory_format = parsed_to(*args, **kwargs)
         if device is None and len(args) < 2 and "copy" not in kwargs and self._is_already(dtype, memory_format):
             return self
-        if device is None or not self.is_recording or (device.type == "cpu" and not self.program.interpreted):
+        if device is None or not self.is_recording or (device.type == "cpu" and not self.images.interpreted):
             return self.materialize().to(*args, **kwargs)
         if device.type == "meta":
             return torch.empty(self.shape, dtype=dtype or self.dtype, device="meta")
@@ -219,8 +271,7 @@ class LazyBatch(Lazy, torch.Tensor, metaclass=StockTensorType):  # type: ignore[
             return self.materialize().pin_memory()  # type: ignore[return-value]
         if not torch.accelerator.is_available():
             return self
-        packed = self.program.packed
-        return LazyBatch(self.program._replace(packed=packed.in_block(packed.blob.pin_memory())), self.lazy_shape)
+        return LazyBatch(Images.of(self.images.shared.pinned(), self.images.batch), self.lazy_shape)
 
     def is_pinned(self, device: Any = None) -> bool:  # type: ignore[override]
         """True when the bytes lie in pinned memory."""
@@ -252,32 +303,72 @@ class LazyBatch(Lazy, torch.Tensor, metaclass=StockTensorType):  # type: ignore[
         Raises:
             DecodeError: a file is damaged and the policy is "raise", or no image of the batch is good.
         """
-        if on_decode_error not in POLICIES:
-            raise ValueError(f"on_decode_error must be one of {POLICIES}, got {on_decode_error!r}")
-        return self._execute(Wanted(torch.device(device), dtype, memory_format, out, on_decode_error))
+        how = {"dtype": dtype, "memory_format": memory_format, "out": out, "on_decode_error": on_decode_error}
+        (result,) = LazyBatch.__torch_sink_execute_all__([self], device, [how])
+        return result
 
-    def _execute(self, wanted: Wanted) -> tuple[torch.Tensor, list[int] | None]:
-        self._refuse_meta()
-        if not self.is_recording:
-            real = self.materialize().to(wanted.device, wanted.dtype or self.dtype, memory_format=wanted.memory_format)
-            return (real if wanted.out is None else wanted.out.copy_(real)), None
-        return self._make_images(wanted) if len(self.lazy_shape) == 4 else self._make_samples(wanted)
+    @staticmethod
+    def __torch_sink_execute_all__(
+        batches: Sequence[LazyBatch], device: torch.device | str, how: Sequence[Mapping[str, Any]]
+    ) -> list[tuple[torch.Tensor, list[int] | None]]:
+        """Executes several batches, those of one program side by side; what it takes that one alone would take.
 
-    def _make_images(self, wanted: Wanted) -> tuple[torch.Tensor, list[int] | None]:
-        make = make_on_device if self.program.interpreted else make_in_stock_code
-        if wanted.device.type != "cpu":
-            make = make_on_device if kernels_make(self.program, wanted) else make_for_device
-        made, shown, self.broken_files = make(self.program, wanted)
-        return made, shown
+        Args:
+            batches: in any order.
+            device: of all results.
+            how: for each, the other arguments of `__torch_sink_execute__`.
 
-    def _make_samples(self, wanted: Wanted) -> tuple[torch.Tensor, list[int] | None]:
-        """As `_execute`, for samples of several images; the policy for damaged files applies to whole samples."""
-        (count, *rest), out, policy = self.lazy_shape, wanted.out, wanted.on_decode_error
+        Returns:
+            What that returns, for each.
+        """
+        wanted = [Wanted(torch.device(device), **options) for options in how]
+        for each in wanted:
+            if each.on_decode_error not in POLICIES:
+                raise ValueError(f"on_decode_error must be one of {POLICIES}, got {each.on_decode_error!r}")
+        results: dict[int, Any] = {}
+        by_kernels: dict[int, list[int]] = {}
+        for at, (batch, each) in enumerate(zip(batches, wanted, strict=True)):
+            batch._refuse_meta()
+            if not batch.is_recording:
+                results[at] = batch._deliver_real(each)
+            elif batch._is_for_kernels(each):
+                by_kernels.setdefault(id(batch.images.shared), []).append(at)
+            else:
+                make = make_in_stock_code if each.device.type == "cpu" else make_for_device
+                program, images = batch.program, batch._wanted_images(each)
+                results[at] = batch._deliver(make(program, batch.images.batch, images), each)
+        for together in by_kernels.values():
+            shared = batches[together[0]].images.shared
+            made = shared.make([(batches[at].images, batches[at]._wanted_images(wanted[at])) for at in together])
+            for at, one in zip(together, made, strict=True):
+                results[at] = batches[at]._deliver(one, wanted[at])
+        return [results[at] for at in range(len(batches))]
+
+    def _is_for_kernels(self, wanted: Wanted) -> bool:
+        if wanted.device.type == "cpu":
+            return self.images.interpreted
+        return self.images.interpreted or kernels_make(self.images.batch, wanted)
+
+    def _deliver_real(self, wanted: Wanted) -> tuple[torch.Tensor, None]:
+        real = self.materialize().to(wanted.device, wanted.dtype or self.dtype, memory_format=wanted.memory_format)
+        return (real if wanted.out is None else wanted.out.copy_(real)), None
+
+    def _wanted_images(self, wanted: Wanted) -> Wanted:
+        """How the images are wanted for a batch that is; of samples of several images, whole ones are replaced."""
+        if len(self.lazy_shape) == 4:
+            return wanted
         # Raises if the format does not fit.
         torch.empty(self.lazy_shape, device="meta", memory_format=wanted.memory_format)
-        flat = None if out is None else out.view(-1, *rest[-3:])
-        of_images = "skip" if policy == "replace" else policy
-        images, rows = self._make_images(wanted._replace(out=flat, on_decode_error=of_images))
+        out = None if wanted.out is None else wanted.out.view(-1, *self.lazy_shape[-3:])
+        of_images = "skip" if wanted.on_decode_error == "replace" else wanted.on_decode_error
+        return wanted._replace(out=out, on_decode_error=of_images)
+
+    def _deliver(self, made: Made, wanted: Wanted) -> tuple[torch.Tensor, list[int] | None]:
+        """The batch of images that were made; the policy for damaged files applies to whole samples."""
+        images, rows, self.broken_files = made
+        if len(self.lazy_shape) == 4:
+            return images, rows
+        (count, *rest), out, policy = self.lazy_shape, wanted.out, wanted.on_decode_error
         if rows is None:
             return images.view(-1, *rest), None
         row_of = {image: row for row, image in enumerate(rows)}
@@ -307,7 +398,7 @@ class LazyBatch(Lazy, torch.Tensor, metaclass=StockTensorType):  # type: ignore[
         self.become(real.as_subclass(torch.Tensor).unsqueeze(0))
 
     def _refuse_meta(self) -> None:
-        if self.program.destination == "meta":
+        if self.images.destination == "meta":
             raise SinkError(
                 'this batch was recorded with device="meta": it has a shape and a plan, but no pixels can be made; '
                 "set the backend with a real device"
@@ -315,5 +406,5 @@ class LazyBatch(Lazy, torch.Tensor, metaclass=StockTensorType):  # type: ignore[
 
     @property
     def plan(self) -> Program:
-        """The program of the batch; `print(batch.plan)` shows what will run where. Executes nothing."""
-        return self.program
+        """The program of this batch alone; `print(batch.plan)` shows what will run where. Executes nothing."""
+        return self.program._replace(batches=(self.images.batch,))

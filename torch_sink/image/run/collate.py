@@ -19,7 +19,7 @@ from torch_sink.image.handles.tensor import HANDLES, Handle, LazyTVImage, finish
 from torch_sink.image.operations.crops import part
 from torch_sink.image.operations.values import to_type
 from torch_sink.image.program.block import collated_tensor
-from torch_sink.image.run.batch import LazyBatch, program_of
+from torch_sink.image.run.batch import Images, LazyBatch, pack
 from torch_sink.image.run.stock import decoded_once, run_on_cpu
 from torch_sink.worker.prepare import WorkerCollate
 
@@ -42,6 +42,7 @@ def collate_handles(handles: Sequence[Any], **_: Any) -> torch.Tensor:
     images = [item.lazy_recording for item in items]
     shape, dtype = images[0].shape, images[0].dtype
     is_stacked = False  # by `torch.stack`, which keeps gradients and promotes dtypes
+    may_wait = True  # for a program of several batches: nobody can write to what they are made of
     for position, image in enumerate(images):
         if image.shape != shape:
             raise RuntimeError(
@@ -49,6 +50,7 @@ def collate_handles(handles: Sequence[Any], **_: Any) -> torch.Tensor:
                 f"{list(image.shape)} at entry {position}"
             )
         source = image.source
+        may_wait = may_wait and not isinstance(source, FinishedSource)
         wants_gradient = isinstance(source, FinishedSource) and source.tensor.requires_grad
         is_stacked = is_stacked or wants_gradient or image.dtype != dtype
     if is_stacked:
@@ -66,8 +68,12 @@ def collate_handles(handles: Sequence[Any], **_: Any) -> torch.Tensor:
             for item in items:
                 item.lazy_was_collated = True
             return out
-    destination = ("cpu",) if active is None else (active.device, active.interpreted)
-    return LazyBatch(program_of(images, *destination))
+    uses.batches += 1
+    destination = ("cpu", False) if active is None else (active.device, active.interpreted)
+    batch = LazyBatch(Images(images, *destination))
+    if not may_wait:
+        pack([batch])
+    return batch
 
 
 def gives_an_image(handles: Sequence[Any]) -> bool:
@@ -97,6 +103,7 @@ def _batch_of_one(image: Any, dim: Any = None) -> Any:
     if settings.makes_pixels_here():
         return image.materialize().as_subclass(torch.Tensor).unsqueeze(0)
     batch = collate_handles([image])
+    pack([batch])  # which drops the handle: the batch is a view of it
     return image.lend_to(batch) if type(batch) is LazyBatch else NotImplemented
 
 
@@ -114,7 +121,7 @@ def _to(image: Any, *args: Any, **kwargs: Any) -> Any:
     if device is None or memory_format is not None:
         return NotImplemented
     batch = collate_handles([image])
-    if type(batch) is not LazyBatch or (device.type == "cpu" and not batch.program.interpreted):
+    if type(batch) is not LazyBatch or (device.type == "cpu" and not batch.images.interpreted):
         return NotImplemented
     return image._stock_type(batch.to(*args, **kwargs)[0])
 

@@ -19,7 +19,7 @@ from torch_sink.image.core.proof import Proof
 from torch_sink.image.decode.proof import picture
 from torch_sink.image.decode.source import PixelSource, beginning
 from torch_sink.image.program.launches import make_program
-from torch_sink.image.program.program import Program, Wanted
+from torch_sink.image.program.program import Batch, Program, Wanted
 from torch_sink.image.run.device import make_on_device
 
 _SOURCE_SIZE = 97, 41  # pixels, width and height
@@ -114,8 +114,10 @@ def _recorded_calls(source: PixelSource, calls: _Calls) -> tuple[Op, ...]:
 def _batch(source: PixelSource, calls: Sequence[tuple[Op, ...]], dtype: torch.dtype, is_heavy: bool) -> Program:
     """A batch whose launches are all of one variant."""
     made_as = torch.uint8 if dtype == torch.uint8 else torch.float32
-    program = make_program([source] * len(calls), calls, (len(calls), 3, _HEIGHT, _WIDTH), made_as)
-    return program._replace(launches=tuple(launch._replace(is_heavy=is_heavy) for launch in program.launches))
+    program = make_program([source] * len(calls), calls, [((len(calls), 3, _HEIGHT, _WIDTH), made_as)])
+    (batch,) = program.batches
+    launches = tuple(launch._replace(is_heavy=is_heavy) for launch in batch.launches)
+    return program._replace(batches=(batch._replace(launches=launches),))
 
 
 def _first_difference(dtype: torch.dtype, device: torch.device) -> str:
@@ -162,11 +164,11 @@ STAGE_KERNELS = {
 }
 
 
-def kernels_make(program: Program, wanted: Wanted) -> bool:
+def kernels_make(batch: Batch, wanted: Wanted) -> bool:
     """Whether kernels may make a batch on a device; where stock code has to, reports it, or raises with `strict`."""
-    if not program.launches:
+    if not batch.is_launched:
         return True
-    found = STAGE_KERNELS[wanted.kernel_dtype(program)].verdict(wanted.device)
+    found = STAGE_KERNELS[wanted.kernel_dtype(batch)].verdict(wanted.device)
     if not found.holds:
         report_fallback(
             "batch", f"the kernels did not prove themselves: {found.reason}; see python -m torch_sink doctor"

@@ -54,7 +54,7 @@ def _stack_of(images: Sequence[Any]) -> LazyBatch | None:
     parts = [item if type(item) is Recording else item.lazy_recording for item in images]
     if len({(part.shape, part.dtype) for part in parts}) > 1:
         return None
-    return LazyBatch(Images(parts, None, active.device, active.interpreted), (len(parts), *parts[0].shape))
+    return LazyBatch(Images(parts, active.device, active.interpreted))
 
 
 def _joined(items: Any, dim: int, is_new: bool) -> Any:
@@ -109,7 +109,7 @@ def _unbind(stack: Any, dim: int = 0) -> Any:
 def _has_views(stack: Any) -> bool:
     """Whether views of it are recorded: not of a batch of one, a view of its image, nor of mixed images."""
     is_stack = type(stack) is LazyBatch and stack.is_recording and stack.lazy_base is None
-    return is_stack and (bool(stack.images.recordings) or not stack.program.mixes)
+    return is_stack and not (stack.images.is_placed and stack.images.batch.mixes)
 
 
 @recorded(torch.Tensor.view, torch.Tensor.reshape, torch.reshape, of="a batch")

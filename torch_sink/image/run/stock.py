@@ -14,35 +14,35 @@ from torch_sink.image.core.fallback import executing
 from torch_sink.image.core.ops import STOCK, Op, count_before_values, replay
 from torch_sink.image.core.recording import Recording
 from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource, Source, replayed, source_of
-from torch_sink.image.program.program import Made, Program, Wanted, survivors
+from torch_sink.image.program.program import Batch, Made, Program, Wanted, survivors
 
 
-def make_in_stock_code(program: Program, wanted: Wanted) -> Made:
-    """Makes a batch in stock code; raises `DecodeError` under the conditions of `survivors`."""
-    results, calls = [_try_decode(source) for source in program.packed.sources()], program.packed.calls()
-    work: list[tuple[Any, tuple[Op, ...]]] = [
-        (results[at], ops) for at, ops in zip(program.packed.entry_of_image, calls, strict=True)
-    ]
+def make_in_stock_code(program: Program, batch: Batch, wanted: Wanted) -> Made:
+    """Makes a batch of a program in stock code; raises `DecodeError` under the conditions of `survivors`."""
+    packed, images = program.packed, slice(batch.first, batch.end)
+    entries, calls = packed.entry_of_image[images], packed.calls(images)
+    results = {at: _try_decode(packed.source(at)) for at in {*entries}}
+    work: list[tuple[Any, tuple[Op, ...]]] = [(results[at], ops) for at, ops in zip(entries, calls, strict=True)]
     errors = {row: image for row, (image, _) in enumerate(work) if isinstance(image, DecodeError)}
-    shown, broken_files = survivors(errors, len(work), len(program.mixes), wanted.on_decode_error)
+    shown, broken_files = survivors(errors, len(work), len(batch.mixes), wanted.on_decode_error)
     rows = list(range(len(work))) if shown is None else shown
-    result = wanted.result(program, len(rows))
-    if program.mixes:
-        whole = torch.empty(program.shape, dtype=program.dtype, device="cpu")
+    result = wanted.result(batch, len(rows))
+    if batch.mixes:
+        whole = torch.empty(batch.shape, dtype=batch.dtype, device="cpu")
         missing: Any = FinishedSource(torch.zeros_like(whole[0])), ()
         run_on_cpu([missing if row in errors else each for row, each in enumerate(work)], whole)
-        mixed = replay(whole, program.mixes)
+        mixed = replay(whole, batch.mixes)
         result.copy_(mixed if shown is None else mixed[rows])
     else:
         run_on_cpu([work[row] for row in rows], result)
     return result, shown, broken_files
 
 
-def make_for_device(program: Program, wanted: Wanted) -> Made:
+def make_for_device(program: Program, batch: Batch, wanted: Wanted) -> Made:
     """Makes a batch as `make_in_stock_code`, then copies it to the device on its current stream."""
-    on_host = wanted._replace(device=torch.device("cpu"), dtype=wanted.dtype_of_result(program), out=None)
-    tensor, shown, broken_files = make_in_stock_code(program, on_host)
-    result = wanted.result(program, len(tensor))
+    on_host = wanted._replace(device=torch.device("cpu"), dtype=wanted.dtype_of_result(batch), out=None)
+    tensor, shown, broken_files = make_in_stock_code(program, batch, on_host)
+    result = wanted.result(batch, len(tensor))
     transfer(tensor, result)
     return result, shown, broken_files
 

@@ -1,0 +1,217 @@
+"""Several views of an image, through the kernels: equal those of stock torchvision, whichever are made, when, and where."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from image.check import assert_same_bits, device_in_use
+from image.jpeg_files import damaged, jpeg
+from image.random_transforms import random_pipeline
+from torch.utils.data import DataLoader
+from torchvision import transforms as v1
+from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import default_loader
+
+import torch_sink
+from torch_sink.errors import DecodeError
+from torch_sink.image.decode.source import EncodedSource
+from torch_sink.image.run.batch import LazyBatch
+from torch_sink.image.run.device import DecodedImages
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+
+COUNT = 3
+LAST = torch.channels_last
+
+
+def view(size: int, *more: Any) -> v1.Compose:
+    return v1.Compose([v1.RandomResizedCrop(size), v1.RandomHorizontalFlip(), *more, v1.ToTensor()])
+
+
+VIEWS: list[Callable[[Any], Any]] = [
+    view(9, v1.ColorJitter(0.4, 0.4, 0.2, 0.1), v1.GaussianBlur(3)),
+    view(6),
+    v1.Compose([v1.Resize((5, 7)), v1.PILToTensor()]),
+    view(6, v1.RandomAutocontrast(1.0)),
+]
+
+
+def views_of(image: Any) -> Any:
+    return [one(image) for one in VIEWS]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "all").mkdir()
+    for seed in range(COUNT):
+        (tmp_path / "all" / f"{seed}.jpg").write_bytes(jpeg(13 - seed, 12 + seed, seed=seed, quality=30))
+    torch_sink.set_decode_provider("triton")
+    yield tmp_path
+    torch_sink.set_decode_provider(None)
+
+
+@pytest.fixture
+def decodings(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    found: list[Any] = []
+    begin = DecodedImages.__init__
+    monkeypatch.setattr(
+        DecodedImages, "__init__", lambda images, *given: (found.append(given), begin(images, *given))[1]
+    )
+    return found
+
+
+def loaded(folder: Path, **options: Any) -> Any:
+    torch.manual_seed(3)
+    return next(iter(DataLoader(ImageFolder(str(folder), views_of), COUNT, **options)))[0]
+
+
+def stock_and_lazy(folder: Path, **options: Any) -> tuple[Any, Any]:
+    with torch_sink.image_backend("PIL"):
+        expected = loaded(folder, **options)
+    with torch_sink.image_backend("device", device=device_in_use(), strict=True):
+        return expected, loaded(folder, **options)
+
+
+def assert_equal(made: Any, expected: Any) -> None:
+    for one, stock in zip(made, expected, strict=True):
+        assert_same_bits(one.cpu().contiguous(), stock)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1, "multiprocessing_context": "spawn"}], ids=["here", "spawn"])
+def test_views_in_any_order(folder: Path, decodings: list[Any], options: dict[str, Any]) -> None:
+    expected, batch = stock_and_lazy(folder, **options)
+    order = [2, 0, 3, 1]
+    made = {at: batch[at].to(device_in_use()) for at in order}
+    assert_equal([made[at] for at in sorted(order)], expected)
+    assert len(decodings) == 1
+    assert_same_bits(batch[0].to(device_in_use(), memory_format=LAST).cpu().contiguous(), expected[0])
+    assert len(decodings) == 2, "the pixels were freed with the last view"
+
+
+def test_views_twice_in_other_formats_and_never(folder: Path, decodings: list[Any]) -> None:
+    expected, batch = stock_and_lazy(folder)
+    for memory_format, dtype in ((LAST, torch.float16), (torch.contiguous_format, torch.float32)):
+        for at in (0, 0, 1):
+            made = batch[at].to(device_in_use(), dtype, memory_format=memory_format)
+            assert made.is_contiguous(memory_format=memory_format)
+            assert_same_bits(made.cpu().contiguous(), expected[at].to(dtype))
+    assert len(decodings) == 1
+
+
+def test_copies(folder: Path) -> None:
+    expected, batch = stock_and_lazy(folder)
+    for copied in (
+        pickle.loads(pickle.dumps(batch[1:])),
+        copy.deepcopy(batch[1:]),
+        [one.pin_memory() for one in batch[1:]],
+    ):
+        assert_equal([one.to(device_in_use()) for one in reversed(copied)], expected[:0:-1])
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, LAST])
+def test_slots(folder: Path, decodings: list[Any], memory_format: torch.memory_format) -> None:
+    expected, _ = stock_and_lazy(folder)
+    with torch_sink.image_backend("device", device=device_in_use(), strict=True):
+        torch.manual_seed(3)
+        loader = DataLoader(ImageFolder(str(folder), views_of), COUNT)
+        with torch_sink.SinkLoader(loader, device=device_in_use(), memory_format=memory_format) as batches:
+            for views, _ in batches:
+                assert_equal(views, expected)
+    assert len(decodings) == 1
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("seed", range(4))
+def test_random_pipelines(folder: Path, seed: int) -> None:
+    """The views of a file, each by a pipeline of its own, side by side."""
+    chance = random.Random(seed)
+    pipelines = [v1.Compose([random_pipeline(chance, "v1"), _fit]) for _ in range(4)]
+    files = [str(path) for path in sorted(folder.rglob("*.jpg"))]
+
+    def made() -> list[list[Any]]:
+        torch.manual_seed(seed)
+        random.seed(seed)
+        return [[one(default_loader(file)) for one in pipelines] for file in files]
+
+    expected = [torch.utils.data.default_collate(list(each)) for each in zip(*made(), strict=True)]
+    with torch_sink.image_backend("device", device=device_in_use()):
+        samples = made()
+        (batch,) = DataLoader(samples, len(files), collate_fn=torch.utils.data.default_collate)
+        lazy = [one for one in batch if type(one) is LazyBatch]
+        together = iter(LazyBatch.__torch_sink_execute_all__(lazy, device_in_use(), [{}] * len(lazy)))
+        values = [next(together)[0] if type(one) is LazyBatch else one for one in batch]
+    for one, stock in zip(values, expected, strict=True):
+        torch.testing.assert_close(one.cpu(), stock, atol=1e-4, rtol=1e-4)
+        if stock.dtype == torch.uint8:
+            assert_same_bits(one.cpu(), stock)
+
+
+def _fit(made: Any) -> Any:
+    """An image or a tensor as a tensor of one size."""
+    tensor = made if isinstance(made, torch.Tensor) else v1.functional.pil_to_tensor(made)
+    return v1.functional.center_crop(tensor[:1], [8, 8])
+
+
+# --- damage
+
+
+@pytest.fixture
+def broken(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that the kernels find damaged, and Pillow as well; another that Pillow decodes."""
+    (folder / "all" / "0.jpg").write_bytes(damaged(jpeg(24, 20, "4:4:4", seed=1), "zeroed", 0))
+    (folder / "all" / "1.jpg").write_bytes(damaged(jpeg(24, 20, seed=3), "doubled", 1))
+    stock = EncodedSource.decode
+
+    def decode(source: EncodedSource) -> Any:
+        if source.path.endswith("1.jpg"):
+            raise DecodeError(source.path, -1, "broken data stream")
+        return stock(source)
+
+    monkeypatch.setattr(EncodedSource, "decode", decode)
+    return folder
+
+
+def test_each_view_of_a_damaged_file_raises(broken: Path, decodings: list[Any]) -> None:
+    with torch_sink.image_backend("device", device=device_in_use()):
+        batch = loaded(broken)
+    for one in (*batch, batch[0]):
+        with pytest.raises(DecodeError, match="broken data stream") as caught:
+            one.to(device_in_use())
+        assert (caught.value.path, caught.value.index_in_batch) == (str(broken / "all" / "1.jpg"), 1)
+    assert len(decodings) == 1
+
+
+@pytest.mark.parametrize(("policy", "rows"), [("skip", [0, 2]), ("replace", [0, 2, 2])])
+def test_all_views_lose_the_same_samples(broken: Path, policy: Any, rows: list[int]) -> None:
+    with torch_sink.image_backend("device", device=device_in_use()):
+        batch = loaded(broken)
+    alone = [one.__torch_sink_execute__(device_in_use(), on_decode_error=policy) for one in batch]
+    assert [shown for _, shown in alone] == [rows] * len(VIEWS)
+    with torch_sink.image_backend("device", device=device_in_use()):
+        torch.manual_seed(3)
+        loader = DataLoader(ImageFolder(str(broken), views_of), COUNT)
+        with torch_sink.SinkLoader(loader, device=device_in_use(), on_decode_error=policy) as batches:
+            made = [[one.cpu() for one in views] for views, _ in batches]
+        report = torch_sink.decode_report()
+    assert_equal(made[0], [one.cpu().contiguous() for one, _ in alone])
+    lost = (1, 0) if policy == "skip" else (0, 1)
+    assert (report.skipped, report.replaced) == lost
+    assert list(report.files) == [str(broken / "all" / "1.jpg")]
+
+
+def test_what_pillow_decodes_is_made_anew_in_all_views(broken: Path) -> None:
+    (broken / "all" / "1.jpg").unlink()
+    with torch_sink.image_backend("PIL"):
+        torch.manual_seed(3)
+        expected = next(iter(DataLoader(ImageFolder(str(broken), views_of), 2)))[0]
+    with torch_sink.image_backend("device", device=device_in_use()):
+        torch.manual_seed(3)
+        batch = next(iter(DataLoader(ImageFolder(str(broken), views_of), 2)))[0]
+    assert_equal([one.to(device_in_use()) for one in batch], expected)
