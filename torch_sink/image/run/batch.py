@@ -67,8 +67,11 @@ class Images:
     """
 
     def __init__(self, handles: Sequence[Any], destination: str, interpreted: bool) -> None:
-        self.handles, self.destination, self.interpreted = handles, destination, interpreted
-        self.shape, self.dtype = (len(handles), *handles[0].lazy_shape), handles[0].lazy_dtype
+        self.handles = handles
+        self._begin((len(handles), *handles[0].lazy_shape), handles[0].lazy_dtype, destination, interpreted)
+
+    def _begin(self, shape: tuple[int, ...], dtype: torch.dtype, destination: str, interpreted: bool) -> None:
+        self.shape, self.dtype, self.destination, self.interpreted = shape, dtype, destination, interpreted
         self._placed: tuple[SharedProgram, Batch] | None = None
         self.values: torch.Tensor | None = None
         self.on_devices: list[ProgramOnDevice] = []
@@ -77,13 +80,8 @@ class Images:
     def of(cls, shared: SharedProgram, batch: Batch) -> Images:
         """The images of a batch of a program."""
         images = cls.__new__(cls)
-        images.handles, images.destination, images.interpreted = (
-            (),
-            shared.program.destination,
-            shared.program.interpreted,
-        )
-        images.shape, images.dtype = batch.shape, batch.dtype
-        images.values, images.on_devices = None, []
+        images.handles = ()
+        images._begin(batch.shape, batch.dtype, shared.program.destination, shared.program.interpreted)
         images.place(shared, batch)
         return images
 
@@ -128,6 +126,7 @@ class Images:
         if self.values is None:
             with executing():
                 self.values = self.made_on_cpu()
+            self.shared.leave(self)
         return self.values
 
     @property
