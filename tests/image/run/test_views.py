@@ -310,6 +310,14 @@ def test_pixels_are_freed_with_the_last_view(folder: Path, alive: weakref.WeakSe
         gc.enable()
 
 
+def test_a_view_that_was_read_on_the_cpu_holds_nothing(folder: Path, alive: weakref.WeakSet[Any]) -> None:
+    batch, _ = loaded(ImageFolder(str(folder), views_of))
+    made_there(batch[1:])
+    assert len(alive) == 1
+    batch[0].images.real()
+    assert not alive
+
+
 def test_views_that_nobody_moves_hold_nothing(folder: Path, alive: weakref.WeakSet[Any]) -> None:
     for number in range(30):
         batch, _ = loaded(ImageFolder(str(folder), v1.Lambda(lambda image: [DINO[0](image), DINO[2](image)])))

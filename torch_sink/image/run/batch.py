@@ -42,8 +42,11 @@ class Images:
     """
 
     def __init__(self, recordings: Sequence[Recording], destination: str, interpreted: bool) -> None:
-        self.recordings, self.destination, self.interpreted = recordings, destination, interpreted
-        self.shape, self.dtype = (len(recordings), *recordings[0].shape), recordings[0].dtype
+        self.recordings = recordings
+        self._begin((len(recordings), *recordings[0].shape), recordings[0].dtype, destination, interpreted)
+
+    def _begin(self, shape: tuple[int, ...], dtype: torch.dtype, destination: str, interpreted: bool) -> None:
+        self.shape, self.dtype, self.destination, self.interpreted = shape, dtype, destination, interpreted
         self._placed: tuple[SharedProgram, Batch] | None = None
         self.values: torch.Tensor | None = None
         self.on_devices: list[ProgramOnDevice] = []
@@ -52,10 +55,8 @@ class Images:
     def of(cls, shared: SharedProgram, batch: Batch) -> Images:
         """The images of a batch of a program."""
         images = cls.__new__(cls)
-        program, images.recordings = shared.program, ()
-        images.destination, images.interpreted = program.destination, program.interpreted
-        images.shape, images.dtype = batch.shape, batch.dtype
-        images.values, images.on_devices = None, []
+        images.recordings = ()
+        images._begin(batch.shape, batch.dtype, shared.program.destination, shared.program.interpreted)
         images.place(shared, batch)
         return images
 
@@ -100,6 +101,7 @@ class Images:
         if self.values is None:
             with executing():
                 self.values = self.made_on_cpu()
+            self.shared.leave(self)
         return self.values
 
     @property

@@ -51,7 +51,17 @@ class SharedProgram:
 
     def enter(self, batch: Maker) -> None:
         """Notes a batch that waits to be made."""
-        self._waiting.add(batch)
+        with self._lock:
+            self._waiting.add(batch)
+
+    def leave(self, batch: Maker) -> None:
+        """Notes that a batch was made elsewhere."""
+        with self._lock:
+            self._forget(batch)
+
+    def _forget(self, batch: Maker) -> None:
+        self._waiting.discard(batch)
+        batch.on_devices.clear()
 
     def make(self, wanted: Sequence[tuple[Maker, Wanted]]) -> list[Made]:
         """Makes batches on one device, side by side, on its current stream.
@@ -68,8 +78,7 @@ class SharedProgram:
                     waiting.on_devices.append(found)
             made = found.make([(maker.batch, how) for maker, how in wanted])
             for maker, _ in wanted:
-                self._waiting.discard(maker)
-                maker.on_devices.clear()
+                self._forget(maker)
         return made
 
     def pinned(self) -> SharedProgram:
