@@ -109,7 +109,9 @@ def where_decoded(data: torch.Tensor, mode: ImageReadMode) -> str:
     image = decode_image(data, mode)
     if type(image) is torch.Tensor:
         return "exact fallback"
-    return "on the device" if isinstance(image.lazy_recording.source, EncodedSource) else "in the worker, by torchvision"
+    return (
+        "on the device" if isinstance(image.lazy_recording.source, EncodedSource) else "in the worker, by torchvision"
+    )
 
 
 def release() -> str:

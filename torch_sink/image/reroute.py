@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -66,10 +67,31 @@ _CONVERSIONS = {
 }
 
 
-def _rows() -> Iterator[Row]:
+def rows() -> Iterator[Row]:
     """All rows, for the packages as they are installed and imported now."""
-    yield torchvision, "set_image_backend", lambda stock: settings.set_backend
-    yield torchvision, "_image_backend", lambda stock: "device"
+    return itertools.chain.from_iterable(found for _, found in rows_by_reason())
+
+
+def rows_by_reason() -> Iterator[tuple[str, Iterator[Row]]]:
+    """The rows, and why they are there."""
+    yield "the switch of the backend", iter(_SWITCH)
+    yield "images begin as recordings", _beginnings()
+    yield "functionals of Pillow images record", _of_pillow_images()
+    yield "functionals and kernels of tensors record", _of_tensors()
+    yield "a step draws in less time", steps.rows()
+    yield "what torchvision's functionals and transforms share", _shared()
+    yield "code below Python gets real tensors", iter((*below.PLACES, (torch.jit, "script", around(_script))))
+    yield "batches, and the loaders and workers that make them", _loaders()
+    yield "timm's augmentations, where timm is imported", _timm()
+
+
+_SWITCH: tuple[Row, ...] = (
+    (torchvision, "set_image_backend", lambda stock: settings.set_backend),
+    (torchvision, "_image_backend", lambda stock: "device"),
+)
+
+
+def _beginnings() -> Iterator[Row]:
     yield folder, "pil_loader", around(pil_loader)
     yield PIL.Image, "fromarray", before(from_array)
     yield PIL.Image, "frombuffer", from_buffer
@@ -81,28 +103,46 @@ def _rows() -> Iterator[Row]:
     yield tv_tensors.Image, "__new__", before(stand_ins.new_image)
     yield tv_tensors.Mask, "__new__", before(stand_ins.new_mask)
 
+
+def _of_pillow_images() -> Iterator[Row]:
     for name in vars(_functional_pil):
         if f"pil.{name}" in RECORDERS:
             yield _functional_pil, name, stand_ins.on_image(f"pil.{name}", by_methods=name in _THROUGH_METHODS)
         elif name in _THROUGH_METHODS:
             yield _functional_pil, name, stand_ins.through_methods
+    yield functional, "resized_crop", stand_ins.on_image("pil.resized_crop", by_methods=True)
+    for name, modules in _CONVERSIONS.items():
+        kind = LazyTVImage if name == "to_image" else None
+        for module in modules:
+            yield module, name, stand_ins.on_image(f"functional.{name}", kind=kind)
+    for function, kernels in _KERNEL_REGISTRY.items():
+        name = function.__name__
+        if PIL.Image.Image in kernels and not name.startswith("get_"):
+            yield kernels, PIL.Image.Image, stand_ins.pillow_kernel(name)
+
+
+def _of_tensors() -> Iterator[Row]:
+    """Of handles of both kinds, and of stacks."""
     for name, function in vars(_functional_tensor).items():
         if inspect.isfunction(function) and function.__module__ == _functional_tensor.__name__ and name[0] != "_":
             yield _functional_tensor, name, stand_ins.tensor_kernel("v1", name)
-    yield functional, "resized_crop", stand_ins.on_image("pil.resized_crop", by_methods=True)
-    for name, modules in _CONVERSIONS.items():
-        for module in modules:
-            yield (
-                module,
-                name,
-                stand_ins.on_image(f"functional.{name}", kind=LazyTVImage if name == "to_image" else None),
-            )
     make = stand_ins.on_tensor("convert_image_dtype", stand_ins.to_scaled_dtype, makes_pure=True)
     for module in (v2.functional, _misc):
         yield module, "convert_image_dtype", make
-    yield from _kernel_rows()
+    for function, kernels in _KERNEL_REGISTRY.items():
+        name = function.__name__
+        for kind, stock_type in ((LazyTensor, torch.Tensor), (LazyTVImage, tv_tensors.Image)):
+            if stock_type in kernels and name in _THROUGH_OTHERS:
+                yield kernels, kind, functools.partial(_other_than, kernels[stock_type])
+            elif stock_type in kernels:
+                yield kernels, kind, stand_ins.handle_kernel(name, function)
+        if name in EACH_ALONE:
+            yield kernels, LazyBatch, stand_ins.handle_kernel(name, kernels[torch.Tensor])
+    for kind in (v2.MixUp, v2.CutMix):
+        yield kind, "transform", around(stand_ins.mix)
 
-    yield from steps.rows()
+
+def _shared() -> Iterator[Row]:
     for module in (functional, _augment, _color, _geometry, _meta, _misc):
         yield module, "_log_api_usage_once", stand_ins.log_usage
     for module in (v2_transform, _augment, _color, _geometry, _meta, _misc):
@@ -111,43 +151,29 @@ def _rows() -> Iterator[Row]:
         yield kind, "_augmentation_space", stand_ins.augmentation_space
     for kind in (v2.RandAugment, v2.TrivialAugmentWide, v2.AutoAugment):
         yield kind, "_AUGMENTATION_SPACE", stand_ins.magnitudes
-    for kind in (v2.MixUp, v2.CutMix):
-        yield kind, "transform", around(stand_ins.mix)
     for module in (v2_auto_augment, v2_geometry, v2_utils):
         yield module, "_get_fill", before(stand_ins.get_fill)
     yield v2.ToDtype, "transform", around(stand_ins.to_dtype)
 
-    yield from below.PLACES
-    yield torch.jit, "script", around(_script)
+
+def _loaders() -> Iterator[Row]:
     for kind in HANDLES:
         yield collate.default_collate_fn_map, kind, lambda _: collate_handles
     yield collate.default_collate_fn_map, torch.Tensor, around(stand_ins.collate_tensors)
     yield _DatasetKind, "create_fetcher", _create_fetcher
     yield dataloader._BaseDataLoaderIter, "__init__", _begin_iterator
     yield dataloader._BaseDataLoaderIter, "__next__", around(fetchers.next_with_hints)
-    # torch's and torchdata's, where they start data workers; the latter, and timm, where they are imported.
+    # torch's and torchdata's, where they start data workers; the latter where it is imported.
     for name in WORKER_LOOPS:
         if name in sys.modules:
             yield sys.modules[name], "_worker_loop", functools.partial(Worker, feature=RecordingWorker())
+
+
+def _timm() -> Iterator[Row]:
     if "timm.data.auto_augment" in sys.modules:  # Pillow's modules, as timm's augmentations see them
         module = sys.modules["timm.data.auto_augment"]
         yield module, "ImageEnhance", stand_ins.image_enhance
         yield module, "ImageOps", stand_ins.image_ops
-
-
-def _kernel_rows() -> Iterator[Row]:
-    """Rows of the kernel registry of `transforms.v2`: Pillow images, and both kinds of tensor handle."""
-    for function, kernels in _KERNEL_REGISTRY.items():
-        name = function.__name__
-        if PIL.Image.Image in kernels and not name.startswith("get_"):
-            yield kernels, PIL.Image.Image, stand_ins.pillow_kernel(name)
-        for kind, stock_type in ((LazyTensor, torch.Tensor), (LazyTVImage, tv_tensors.Image)):
-            if stock_type in kernels and name in _THROUGH_OTHERS:
-                yield kernels, kind, functools.partial(_other_than, kernels[stock_type])
-            elif stock_type in kernels:
-                yield kernels, kind, stand_ins.handle_kernel(name, function)
-        if name in EACH_ALONE:
-            yield kernels, LazyBatch, stand_ins.handle_kernel(name, kernels[torch.Tensor])
 
 
 def _other_than(kernel: Any, stock: Any) -> Any:
@@ -233,8 +259,11 @@ def _finished(made: Any, makes_pixels: bool = False) -> Any:
     whatever `collate_fn` returns: their pixels are made here, in parallel with other workers.
     """
     if makes_pixels or LazyBatch.are_recorded:
-        with executing():
+        try:
             leaves = list(_leaves(made))
+        except Exception:  # of a user's class that cannot be looked through
+            return made
+        with executing():
             pack(leaves)
             for leaf in leaves if makes_pixels else []:
                 if isinstance(leaf, LazyPixels):
@@ -287,7 +316,7 @@ def install(wanted: Settings) -> None:
 
 
 def _fill_places() -> None:
-    for owner, name, make in _rows():
+    for owner, name, make in rows():
         if _patches.replaces(owner, name):
             continue
         is_missing = read(owner, name) is MISSING and not isinstance(owner, dict)

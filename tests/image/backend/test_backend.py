@@ -34,7 +34,7 @@ def switched_off() -> Iterator[None]:
 
 def places() -> list[tuple[Any, Any, Any]]:
     """What is stored at every place that the backend fills."""
-    return [(owner, name, read(owner, name)) for owner, name, _ in reroute._rows()]
+    return [(owner, name, read(owner, name)) for owner, name, _ in reroute.rows()]
 
 
 def assert_same_objects(before: list[tuple[Any, Any, Any]]) -> None:
@@ -51,6 +51,19 @@ def test_everything_is_filled_and_everything_comes_back() -> None:
     torch_sink.set_image_backend("PIL")
     assert_same_objects(before)
     assert torchvision.set_image_backend is setter
+
+
+def test_the_page_counts_the_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "docs" / "made_by"))
+    import update_places
+
+    page = update_places.PAGE.read_text()
+    if f"torchvision {update_places.release()} " not in page:
+        pytest.skip(f"docs/inside/image_backend.md is about another release than torchvision {torchvision.__version__}")
+    # Another test may have imported timm and torchdata.
+    monkeypatch.setattr(reroute, "_timm", lambda: iter(()))
+    monkeypatch.setattr(reroute, "WORKER_LOOPS", reroute.WORKER_LOOPS[:1])
+    assert page == update_places.with_table(page), "run python docs/made_by/update_places.py"
 
 
 def test_nested_switches() -> None:
@@ -72,7 +85,7 @@ def test_nested_switches() -> None:
 
 def test_a_place_that_does_not_exist_leaves_nothing_filled(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a release of torchvision would do that torch_sink does not know."""
-    before, rows = places(), list(reroute._rows())
+    before, rows = places(), list(reroute.rows())
     unknown = torchvision.transforms, "a_function_of_another_release", lambda stock: stock
     monkeypatch.setattr(reroute, "_rows", lambda: iter([*rows, unknown]))
     for _ in range(2):

@@ -7,6 +7,7 @@ import dataclasses
 import gc
 import inspect
 import pickle
+import re
 import weakref
 from collections import OrderedDict, defaultdict, namedtuple
 from contextlib import nullcontext
@@ -224,7 +225,12 @@ def test_the_root_may_own_parameters(name: str, conversion: str, dtype: torch.dt
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     plain = make()
     model = CONVERSIONS[conversion](copy.deepcopy(plain), dtype)
-    expected, outputs = plain(*inputs), model(*inputs)
+    try:
+        expected, outputs = plain(*inputs), model(*inputs)
+    except RuntimeError as error:  # of a processor that has no LSTM in this type: torch's own autocast raises it too
+        with pytest.raises(RuntimeError, match=re.escape(str(error))), torch.autocast("cpu", dtype=dtype):
+            plain(*inputs)
+        return
     expected, outputs = [value[0] if isinstance(value, tuple) else value for value in (expected, outputs)]
     assert outputs.dtype == torch.float32
     torch.testing.assert_close(outputs, expected, rtol=0.05, atol=0.05)

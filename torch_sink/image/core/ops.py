@@ -21,7 +21,6 @@ import torch
 
 if TYPE_CHECKING:
     from torch_sink.image.core.examples import Arguments, Example
-    from torch_sink.image.core.recording import Recording
 
 Stock = Callable[..., Any]
 Lower = Callable[..., None]
@@ -224,11 +223,6 @@ def operations() -> list[Operation]:
 def both(name: str, recorder: Recorder) -> dict[Any, Recorder]:
     """A recorder for the kernels of `transforms` and of `transforms.v2` of one name."""
     return {f"v1.{name}": recorder, f"v2.{name}": recorder}
-
-
-def record_maybe_in_place(image: Recording, in_place: bool, name: str, args: tuple[Any, ...]) -> Any:
-    """Records a call that gives a new tensor, or changes the tensor itself."""
-    return image.record((InPlaceOp if in_place else Op)(name, args))
 
 
 def makes_floats(op: Op) -> bool:

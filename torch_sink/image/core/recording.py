@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from torch_sink.image.core.ops import PIXELS, Op
-
-if TYPE_CHECKING:
-    from torch_sink.image.decode.source import Source
+from torch_sink.image.core.ops import PIXELS, InPlaceOp, Op
 
 
 class Recording:
@@ -18,7 +15,7 @@ class Recording:
     What programs hold, a `LazyImage`, a `LazyTensor` or a `LazyTVImage`, holds one of these.
 
     Args:
-        source: where the pixels come from.
+        source: a `Source` of `image/decode`, where the pixels come from.
         calls: recorded so far, in order.
         shape: (channels, height, width) of the tensor, or of the one that a Pillow image would become.
         dtype: of the tensor; torch.uint8 for a Pillow image.
@@ -29,7 +26,7 @@ class Recording:
 
     def __init__(
         self,
-        source: Source,
+        source: Any,
         calls: tuple[Op, ...],
         shape: tuple[int, ...],
         dtype: torch.dtype = torch.uint8,
@@ -65,9 +62,14 @@ class Recording:
         """The Pillow image that a conversion makes of a tensor of bytes."""
         return Recording(self.source, (*self.calls, op), self.shape, mode="RGB" if self.shape[0] == 3 else "L")
 
-    def of_pixels(self, source: Source, calls: tuple[Op, ...] = ()) -> Recording:
+    def of_pixels(self, source: Any, calls: tuple[Op, ...] = ()) -> Recording:
         """The same image made of another source, by the calls that are left."""
         return Recording(source, calls, self.shape, self.dtype, self.mode)
 
     def __reduce__(self) -> Any:
         return Recording, (self.source, self.calls, self.shape, self.dtype, self.mode)
+
+
+def record_maybe_in_place(image: Recording, in_place: bool, name: str, args: tuple[Any, ...]) -> Any:
+    """Records a call that gives a new tensor, or changes the tensor itself."""
+    return image.record((InPlaceOp if in_place else Op)(name, args))

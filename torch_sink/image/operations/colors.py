@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torchvision.transforms import _functional_pil as F_pil
 from torchvision.transforms.v2 import functional as F_v2
@@ -112,7 +111,7 @@ def _hue(family: str, image: Recording, hue_factor: Any) -> Any:
 
 def _lower_hue_of_image(lowered: LoweredImage, factor: float) -> None:
     """HUE: (the shift of the 8-bit hue, modulo 256,)."""
-    lowered.add(Kind.HUE, int(np.int32(factor * 255).astype(np.uint8)))
+    lowered.add(Kind.HUE, int(factor * 255) & 255)
 
 
 def _lower_hue(lowered: LoweredImage, factor: float, formula: Formula) -> None:

@@ -11,8 +11,8 @@ import torch
 from torch_sink.image.core.arguments import fits_range
 from torch_sink.image.core.examples import Arguments, Example, sample
 from torch_sink.image.core.lowering import LoweredImage, three
-from torch_sink.image.core.ops import Op, Operation, Stock, TensorArgument, record_maybe_in_place
-from torch_sink.image.core.recording import Recording
+from torch_sink.image.core.ops import Op, Operation, Stock, TensorArgument
+from torch_sink.image.core.recording import Recording, record_maybe_in_place
 from torch_sink.image.operations.functionals import functional, stock_of
 from torch_sink.triton_kernels.rows import Kind
 

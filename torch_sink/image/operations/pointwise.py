@@ -30,10 +30,9 @@ from torch_sink.image.core.ops import (
     Recorder,
     always,
     calls_from_bytes,
-    record_maybe_in_place,
     replay,
 )
-from torch_sink.image.core.recording import Recording
+from torch_sink.image.core.recording import Recording, record_maybe_in_place
 from torch_sink.image.operations.tones import look_up
 from torch_sink.triton_kernels.rows import Kind
 

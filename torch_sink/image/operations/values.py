@@ -20,8 +20,8 @@ from torchvision.transforms.v2 import functional as F_v2
 from torch_sink.image.core.arguments import has_minus_zero, is_number, is_scaled_bytes, is_tabled
 from torch_sink.image.core.examples import STATISTICS, Arguments, Example, sample
 from torch_sink.image.core.lowering import LoweredImage, float_bits, three
-from torch_sink.image.core.ops import EXACT_BYTES, NUMERIC, Op, Operation, Recorder, always, both, record_maybe_in_place
-from torch_sink.image.core.recording import Recording
+from torch_sink.image.core.ops import EXACT_BYTES, NUMERIC, Op, Operation, Recorder, always, both
+from torch_sink.image.core.recording import Recording, record_maybe_in_place
 from torch_sink.image.operations.functionals import as_image, stock_of
 from torch_sink.image.operations.pointwise import pointwise
 from torch_sink.triton_kernels.rows import Kind
