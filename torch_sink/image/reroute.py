@@ -34,7 +34,7 @@ from torch_sink.common.containers import values_in
 from torch_sink.common.patches import MISSING, Make, Patches, read, unknown_releases
 from torch_sink.damage import report as damage
 from torch_sink.image import below, stand_ins, steps
-from torch_sink.image.core import settings
+from torch_sink.image.core import settings, uses
 from torch_sink.image.core.fallback import executing, ledger
 from torch_sink.image.core.first_batch import look_at_first
 from torch_sink.image.core.settings import Settings
@@ -241,6 +241,7 @@ class RecordingWorker:
         # A worker never asks for a device; where its parent has not yet either, it makes the pixels itself.
         given = given if given.device else given._replace(device="cpu")
         install(given)
+        uses.begins_passes = False
         ledger.open(given.report, given.strict)
         collate.finish = functools.partial(_finished, makes_pixels=given.executes_at_once)
         collate.reporters.append(ledger.tell)

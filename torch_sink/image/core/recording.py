@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from torch_sink.image.core.ops import PIXELS, InPlaceOp, Op
 
 
-class Recording:
-    """Where an image begins, and the calls recorded on it. Never changed: each call makes another recording.
+class Recording(NamedTuple):
+    """Where an image begins, and the calls recorded on it. Each call makes another recording.
 
     What programs hold, a `LazyImage`, a `LazyTensor` or a `LazyTVImage`, holds one of these.
 
-    Args:
+    Attributes:
         source: a `Source` of `image/decode`, where the pixels come from.
         calls: recorded so far, in order.
         shape: (channels, height, width) of the tensor, or of the one that a Pillow image would become.
@@ -22,17 +22,11 @@ class Recording:
         mode: of the Pillow image, "L", "RGB" or "P"; None for a tensor.
     """
 
-    __slots__ = ("calls", "dtype", "mode", "shape", "source")
-
-    def __init__(
-        self,
-        source: Any,
-        calls: tuple[Op, ...],
-        shape: tuple[int, ...],
-        dtype: torch.dtype = torch.uint8,
-        mode: str | None = None,
-    ) -> None:
-        self.source, self.calls, self.shape, self.dtype, self.mode = source, calls, shape, dtype, mode
+    source: Any
+    calls: tuple[Op, ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.uint8
+    mode: str | None = None
 
     @property
     def size(self) -> tuple[int, int]:
@@ -46,17 +40,18 @@ class Recording:
 
         `NotImplemented` on a mask or on whole numbers, unless the call moves them or maps each to another value.
         """
-        if self.dtype not in PIXELS and not (op.operation.is_value or op.operation.moves):
+        source, calls, old_shape, old_dtype, old_mode = self
+        if old_dtype not in PIXELS and not (op.operation.is_value or op.operation.moves):
             return NotImplemented
-        return Recording(self.source, (*self.calls, op), shape or self.shape, dtype or self.dtype, mode or self.mode)
+        return _new(Recording, (source, (*calls, op), shape or old_shape, dtype or old_dtype, mode or old_mode))
 
     def copied(self) -> Recording:
         """An equal one, for a call that makes a copy of the image."""
-        return Recording(self.source, self.calls, self.shape, self.dtype, self.mode)
+        return _new(Recording, self)
 
     def as_tensor(self, op: Op, dtype: torch.dtype) -> Recording:
         """The tensor that a conversion makes of a Pillow image."""
-        return Recording(self.source, (*self.calls, op), self.shape, dtype)
+        return _new(Recording, (self.source, (*self.calls, op), self.shape, dtype, None))
 
     def as_image(self, op: Op) -> Recording:
         """The Pillow image that a conversion makes of a tensor of bytes."""
@@ -66,8 +61,8 @@ class Recording:
         """The same image made of another source, by the calls that are left."""
         return Recording(source, calls, self.shape, self.dtype, self.mode)
 
-    def __reduce__(self) -> Any:
-        return Recording, (self.source, self.calls, self.shape, self.dtype, self.mode)
+
+_new: Any = tuple.__new__  # without the call of Python that a class costs, in what every transform calls
 
 
 def record_maybe_in_place(image: Recording, in_place: bool, name: str, args: tuple[Any, ...]) -> Any:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from torch.utils.data import get_worker_info
-
 # How many batches and single images this process has made, planned, or sent to another process. An image that is used
 # again after the count has grown belongs to another sample; until then its uses are views of one.
 batches = 0
+
+# Whether the program of this process may begin passes over loaders: that of a data worker does not.
+begins_passes = True
 
 _MOST_DEAD = 1000
 # By id, images and tensors that were made of files which were not decoded.
@@ -18,15 +19,14 @@ _limit = _MOST_DEAD
 
 
 def note_of_file(image: Any) -> None:
-    """Notes an image or a tensor that begins with an undecoded file, for `held`; data workers begin no passes."""
+    """Notes an image or a tensor that begins with an undecoded file, for `held`, in a process that begins passes."""
     global _limit
-    if get_worker_info() is None:
-        _of_files[id(image)] = weakref.ref(image)
-        if len(_of_files) > _limit:
-            for key, ref in [*_of_files.items()]:
-                if ref() is None:
-                    _of_files.pop(key, None)
-            _limit = 2 * len(_of_files) + _MOST_DEAD
+    _of_files[id(image)] = weakref.ref(image)
+    if len(_of_files) > _limit:
+        for key, ref in [*_of_files.items()]:
+            if ref() is None:
+                _of_files.pop(key, None)
+        _limit = 2 * len(_of_files) + _MOST_DEAD
 
 
 def forget(image: Any) -> None:

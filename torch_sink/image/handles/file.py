@@ -155,7 +155,8 @@ def jpeg_factory(stock: Callable[..., Any], fp: Any, filename: Any = None) -> An
         return image
     image.__class__ = LazyJpegImageFile
     vars(image).update(lazy_file_source=source, lazy_tile=list(image.tile))
-    uses.note_of_file(image)
+    if uses.begins_passes:
+        uses.note_of_file(image)
     image.fp = io.BytesIO(data)
     image.fp.seek(position)
     if filename:

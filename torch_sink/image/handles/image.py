@@ -171,7 +171,7 @@ class LazyImage(LazyPixels, metaclass=StockType):
             fields["palette"] = None
         fields["_readonly"], fields["_exif"] = 0, None
         fields["lazy_recording"] = recording
-        if type(recording.source) is EncodedSource:
+        if type(recording.source) is EncodedSource and uses.begins_passes:
             uses.note_of_file(self)
         if not ledger.has_recorded:
             ledger.note_recorded()

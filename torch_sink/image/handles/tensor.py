@@ -39,7 +39,7 @@ class Handle(Lazy):
     def __new__(cls: Any, recording: Recording) -> Any:
         handle = without_memory(cls, recording.shape, recording.dtype)
         handle.__dict__["lazy_recording"] = recording
-        if type(recording.source) is EncodedSource:
+        if type(recording.source) is EncodedSource and uses.begins_passes:
             uses.note_of_file(handle)
         if recording.calls and not ledger.has_recorded:
             ledger.note_recorded()
