@@ -137,9 +137,9 @@ def _load_and_prove(variants: Sequence[Variant]) -> bool:
     """Load all kernels and run their self-tests on this machine's device; False if one fails."""
     import torch
 
-    from torch_sink.image.decode.proof import JPEG_KERNELS
+    from torch_sink.image.decode.jpeg_proof import JPEG_KERNELS
     from torch_sink.image.run.ahead import load_variant
-    from torch_sink.image.run.proof import STAGE_KERNELS
+    from torch_sink.image.run.stage_proof import STAGE_KERNELS
 
     errors = [f"{variant.name} cannot be loaded: {error}" for variant in variants if (error := load_variant(variant))]
     for error in errors:

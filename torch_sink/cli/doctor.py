@@ -236,7 +236,7 @@ def _check_decoder() -> Finding:
     from PIL import features
 
     from torch_sink.image.core.settings import default_device
-    from torch_sink.image.decode.proof import JPEG_KERNELS
+    from torch_sink.image.decode.jpeg_proof import JPEG_KERNELS
     from torch_sink.image.decode.providers import candidates, decode_providers
 
     device = torch.device(default_device())
@@ -257,7 +257,7 @@ def _check_stages() -> Finding:
     import torch
 
     from torch_sink.image.core.settings import default_device
-    from torch_sink.image.run.proof import STAGE_KERNELS
+    from torch_sink.image.run.stage_proof import STAGE_KERNELS
 
     device = torch.device(default_device())
     if device.type == "cpu":

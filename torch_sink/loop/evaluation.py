@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch_sink.errors import add_note
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, ranks_in_context, tell
 from torch_sink.loop.core.batches import call_with, epoch_length, map_tensors
-from torch_sink.loop.core.samples import SampleCounter
+from torch_sink.loop.core.sample_counter import SampleCounter
 from torch_sink.loop.engines.build import EngineSettings, Inference
 from torch_sink.loop.metrics import ClassMetric, Loss, MeanMetric, Metrics, collect_results, make_metrics
 from torch_sink.loop.step.precision import ForwardPass, Function, Judged

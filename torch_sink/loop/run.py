@@ -17,7 +17,7 @@ from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, ranks_
 from torch_sink.loop.core.batches import epoch_length, tensors_among
 from torch_sink.loop.core.history import RunHistory, SinkResults
 from torch_sink.loop.core.host_sync import watch_host_syncs
-from torch_sink.loop.core.samples import SampleCounter
+from torch_sink.loop.core.sample_counter import SampleCounter
 from torch_sink.loop.step.state import TrainState
 from torch_sink.loop.step.step import Engine, check_device
 from torch_sink.thread_waits import host_sync_allowed

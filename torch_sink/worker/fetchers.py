@@ -16,6 +16,7 @@ from typing import Any
 from torch.utils.data import _DatasetKind, get_worker_info
 from torch.utils.data._utils import fetch
 
+from torch_sink.damage.guarded import GuardedDataset, raise_without_samples, settled
 from torch_sink.damage.report import (
     IN_A_STREAM,
     DecodeReport,
@@ -26,7 +27,6 @@ from torch_sink.damage.report import (
     policy_of_thread,
     set_policy,
 )
-from torch_sink.damage.samples import GuardedDataset, raise_without_samples, settled
 from torch_sink.errors import add_hints
 from torch_sink.worker.batch import WorkerBatch
 

@@ -8,7 +8,7 @@ from simulators.executor.on_fake_cuda import compiled_on_fake_cuda
 from simulators.fake_cuda import FakeCuda, fake_cuda
 
 from torch_sink.image.core.proof import Verdict
-from torch_sink.image.run.proof import STAGE_KERNELS
+from torch_sink.image.run.stage_proof import STAGE_KERNELS
 
 __all__ = ["fake_cuda"]
 

@@ -27,7 +27,7 @@ from torch_sink.image.core import settings, uses
 from torch_sink.image.core.fallback import executing, image_of, is_executing, ledger, report_fallback
 from torch_sink.image.core.ops import Op, replay
 from torch_sink.image.core.recording import Recording
-from torch_sink.image.decode import proof
+from torch_sink.image.decode import jpeg_proof
 from torch_sink.image.decode.jpeg_header import START_OF_IMAGE
 from torch_sink.image.decode.source import (
     IN_MEMORY,
@@ -58,24 +58,24 @@ class LazyJpegImageFile(LazyPixels, JpegImageFile, metaclass=_StockFileType):
     lazy_tile: list[Any]  # `tile` when the file was opened; programs write to the list
 
     @property
-    def waits(self) -> bool:
+    def is_lazy(self) -> bool:
         if self._im is not None:
             return False
         fields = vars(self)  # `verify` and the end of a `with` block close the file
         return "lazy_used" in fields or (self.fp is not None and self.tile == fields.get("lazy_tile"))
 
     def lazy_handle(self) -> LazyImage | None:
-        return lazy_image(self) if self.waits else None
+        return lazy_image(self) if self.is_lazy else None
 
     def note_read(self) -> None:
-        if self.waits:
+        if self.is_lazy:
             vars(self).setdefault("lazy_used", uses.batches)
             vars(self).update(tile=[], fp=None)
             self.readonly = 0
 
     def records(self) -> bool:
         """Whether a use is recorded: not if there are pixels, which a second sample's use makes (`keep_pixels`)."""
-        if not self.waits:
+        if not self.is_lazy:
             return False
         fields, now = vars(self), uses.batches
         if fields.get("lazy_used", now) != now:
@@ -99,7 +99,7 @@ class LazyJpegImageFile(LazyPixels, JpegImageFile, metaclass=_StockFileType):
         object.__setattr__(self, "__class__", JpegImageFile)
 
     def draft(self, mode: str | None, size: tuple[int, int] | None) -> Any:
-        if self.waits and "lazy_used" not in vars(self):
+        if self.is_lazy and "lazy_used" not in vars(self):
             self.end()  # it changes the state
         return JpegImageFile.draft(self, mode, size)  # type: ignore[arg-type]
 
@@ -284,7 +284,7 @@ def _samplings_of_their_own() -> frozenset[tuple[int, int]]:
     """
     found = set()
     with executing():
-        for source, _ in proof.cases():
+        for source, _ in jpeg_proof.cases():
             data = torch.frombuffer(bytearray(source.data), dtype=torch.uint8)
             pixels = torch.ops.image.decode_jpeg(data, ImageReadMode.UNCHANGED.value)
             image = np.asarray(source.open())
@@ -309,7 +309,7 @@ def _turns(stock: Callable[..., Any], source: EncodedSource) -> tuple[Op, ...]:
 def _tiny_file() -> bytes:
     """A gray JPEG file of 4 x 4 pixels that looks different from every side."""
     ramp = np.arange(0, 256, 16, dtype=np.uint8).reshape(4, 4)
-    return proof.encoded(image_of(ramp), quality=100)
+    return jpeg_proof.encoded(image_of(ramp), quality=100)
 
 
 # {name of an operator of `torch.ops.image`: its stand-in}.

@@ -42,7 +42,7 @@ def has_no_pixels(image: Any) -> bool:
     """Whether it is one of this package's whose pixels, or values, are not made yet."""
     if type(image) in HANDLES:
         return bool(image.is_recording)
-    return isinstance(image, LazyPixels) and image.waits
+    return isinstance(image, LazyPixels) and image.is_lazy
 
 
 def _keep_tensor(handle: Any) -> None:

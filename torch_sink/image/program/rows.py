@@ -36,7 +36,7 @@ class Rows:
         reads: int64 [images], the jobs that read a decoded image.
         shown: int64 [images, 4], height and width of what the view of each shows, and of that image.
         atoms: int32 [rows, OPERATION_COLUMNS]; row 0 stands for no atom.
-        statistics: int32 [n, STATISTIC_COLUMNS]; the last column is the job that waits.
+        statistics: int32 [n, STATISTIC_COLUMNS]; the last column is the job that needs it.
         tables: the lookup tables of the atoms.
         workspace: bytes for outputs that are not the result.
     """
@@ -114,7 +114,7 @@ class Rows:
 def _statistics(
     measured: np.ndarray, read: np.ndarray, tails: np.ndarray, tables: Tables, atoms: np.ndarray
 ) -> np.ndarray:
-    """Rows for statistics of a job's output, which another job waits for.
+    """Rows for statistics of a job's output, which another job needs.
 
     Args:
         measured: [jobs], how many channels of its input each job needs statistics of.
@@ -123,18 +123,18 @@ def _statistics(
         tables: grows by a table for each statistic.
         atoms: written to: the places of these tables.
     """
-    waits = np.flatnonzero(measured)
-    if not len(waits):
+    needing = np.flatnonzero(measured)
+    if not len(needing):
         return np.zeros((0, rows.STATISTIC_COLUMNS), np.int32)
-    channels, row = measured[waits], tails[waits]
+    channels, row = measured[needing], tails[needing]
     entries = np.where(atoms[row, 0] == Kind.BLEND_MEAN, 1, _HISTOGRAM)
     begins = tables.size + (channels * entries).cumsum() - channels * entries
     tables.size += int((channels * entries).sum())
     steps = np.where(channels > 1, entries, 0)  # one table stands for all channels
     atoms[row, rows.TABLE : rows.TABLE + 3] = begins[:, None] + steps[:, None] * np.arange(3)
     channel = np.arange(channels.sum()) - np.repeat(channels.cumsum() - channels, channels)
-    job, row, waits = (np.repeat(values, channels) for values in (read[waits], row, waits))
-    return np.stack([job, row, channel, waits], axis=1).astype(np.int32)
+    job, row, needing = (np.repeat(values, channels) for values in (read[needing], row, needing))
+    return np.stack([job, row, channel, needing], axis=1).astype(np.int32)
 
 
 class Tables:

@@ -23,8 +23,8 @@ from torch_sink.image.handles.tensor import LazyTensor
 from torch_sink.image.program.launches import make_program
 from torch_sink.image.program.program import Batch, Made, Program, Wanted, survivors
 from torch_sink.image.run.device import ProgramOnDevice
-from torch_sink.image.run.proof import kernels_make
 from torch_sink.image.run.shared import SharedProgram
+from torch_sink.image.run.stage_proof import kernels_make
 from torch_sink.image.run.stock import make_for_device, make_in_stock_code
 
 
@@ -258,9 +258,9 @@ class LazyBatch(Lazy, torch.Tensor, metaclass=StockTensorType):  # type: ignore[
 
     def _is_already(self, dtype: torch.dtype | None, memory_format: torch.memory_format | None) -> bool:
         """True where a batch whose values are not made yet will have this dtype and memory format."""
-        waits = self.is_recording and self.lazy_base is None
+        is_alone = self.is_recording and self.lazy_base is None
         as_made = memory_format in (None, torch.preserve_format, torch.contiguous_format)
-        return waits and as_made and dtype in (None, self.dtype)
+        return is_alone and as_made and dtype in (None, self.dtype)
 
     def cuda(self, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> torch.Tensor:  # type: ignore[override]
         """As `Tensor.cuda`."""

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from loop.engines.test_on_fake_cuda import UNCOMPILED
 from torch_sink.errors import DecodeError
 from torch_sink.loop import LambdaCallback, StepLoop
-from torch_sink.loop.core.samples import SampleCounter
+from torch_sink.loop.core.sample_counter import SampleCounter
 from torch_sink.sink import SinkLoader
 
 pytestmark = pytest.mark.halved
