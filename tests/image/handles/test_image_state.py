@@ -178,9 +178,9 @@ def test_what_changes_nothing_goes_on_recording(image: str) -> None:
         made.info["written"] = 1
         made.readonly = 1
         made.encoderinfo = {}  # type: ignore[attr-defined]
-        assert made.waits
+        assert made.is_lazy
         assert (type(made.copy()), made.copy().info) == (LazyImage, made.info)
-        assert made.waits
+        assert made.is_lazy
 
 
 @pytest.mark.parametrize("name", ["gray file", "handle", "moved mask"])

@@ -361,7 +361,7 @@ def test_meta_records_only() -> None:
 
 def test_contents_cross_to_another_process_as_they_were_without_python_code_for_each_call() -> None:
     calls = Op("pil.crop", ((0, 0, 8, 8),)), InPlaceOp("normalize", ((0.5,), (0.5,), True)), Op("v1.hflip")
-    source = next(source for source, _ in proof.cases() if source.header.scan is not None)
+    source = next(source for source, _ in jpeg_proof.cases() if source.header.scan is not None)
     contents = Packing([source]).write([calls], ()).contents
     called: list[str] = []
     sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
