@@ -87,17 +87,17 @@ def test_a_place_that_does_not_exist_leaves_nothing_filled(monkeypatch: pytest.M
     """What a release of torchvision would do that torch_sink does not know."""
     before, rows = places(), list(reroute.rows())
     unknown = torchvision.transforms, "a_function_of_another_release", lambda stock: stock
-    monkeypatch.setattr(reroute, "_rows", lambda: iter([*rows, unknown]))
+    monkeypatch.setattr(reroute, "rows", lambda: iter([*rows, unknown]))
     for _ in range(2):
         with pytest.raises(
             RuntimeError, match="a_function_of_another_release does not exist: this version of torch_sink does not"
         ):
             torch_sink.set_image_backend("device", device="cpu")
-        monkeypatch.setattr(reroute, "_rows", lambda: iter(rows))
+        monkeypatch.setattr(reroute, "rows", lambda: iter(rows))
         assert_same_objects(before)
         assert torch_sink.get_image_backend() == "PIL"
         assert reroute.settings.active is None
-        monkeypatch.setattr(reroute, "_rows", lambda: iter([*rows, unknown]))
+        monkeypatch.setattr(reroute, "rows", lambda: iter([*rows, unknown]))
 
 
 LACKING = """
