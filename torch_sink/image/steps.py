@@ -154,7 +154,9 @@ class _Range(NamedTuple):
 
 
 def _ranges(ends: Sequence[Sequence[float]]) -> list[_Range] | None:
-    """Ranges of two ends each; None where `uniform_` takes one of them for none."""
+    """Ranges of two ends each; None where one is written in another way, or `uniform_` takes it for none."""
+    if not all(len(each) == 2 and {float, int}.issuperset(map(type, each)) for each in ends):
+        return None
     found = [_range(low, high) for low, high in ends]
     return None if None in found else found  # type: ignore[return-value]
 
@@ -301,7 +303,7 @@ def _affine_v1(moves: Any, image: Any) -> Any:
     is_known = type(image) in _PILLOW and F.affine is _affine and _is_stocks(moves, v1.RandomAffine, _position)
     mode, center = moves.interpolation, moves.center
     translate, scales, shears = moves.translate, moves.scale, moves.shear
-    are_known = (scales is None or min(scales) > 0) and (shears is None or len(shears) == 4)
+    are_known = (scales is None or _as_float32(min(scales)) > 0) and (shears is None or len(shears) == 4)
     if not (is_known and are_known) or type(mode) is not Mode or type(center) not in _CENTERS:
         return NotImplemented
     (width, height), ends = image.size, [moves.degrees]

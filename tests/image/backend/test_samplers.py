@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torchvision import transforms as v1
@@ -100,6 +102,38 @@ def test_forwards_of_many_seeds(transform: Any) -> None:
             draws(lambda image, run=run: run(image).lazy_recording.calls, [image]) for run in (stand_in, stock)
         )
         assert_equal_draws(made, expected)
+
+
+@pytest.mark.parametrize(
+    ("transform", "name", "value"),
+    [
+        (v1.ColorJitter(0.1), "brightness", [0.5, 1, 3]),
+        (v1.RandomRotation(10), "degrees", [1, 2, 3]),
+        (v1.RandomRotation(10), "degrees", ["1", "20"]),
+        (v1.RandomRotation(10), "degrees", [np.array(1.0), np.array(2.0)]),
+        (v1.RandomRotation(10), "degrees", [20, 10]),
+        (v1.RandomAffine(10), "degrees", (90,)),
+        (v1.RandomAffine(10), "scale", (0.5, 1.0, 2.0)),
+        (v1.RandomAffine(10), "scale", (1e-60, 1e-50)),
+    ],
+)
+def test_limits_in_other_forms(transform: Any, name: str, value: Any) -> None:
+    transform = copy.copy(transform)
+    setattr(transform, name, value)
+
+    def outcome() -> Any:
+        torch.manual_seed(0)
+        try:
+            made: Any = v1.functional.pil_to_tensor(transform(array_opener(9, 8)())).clone()
+        except Exception as error:
+            made = type(error), str(error)
+        return made, torch.get_rng_state()
+
+    stock, state = outcome()
+    with torch_sink.image_backend("device", device="cpu"):
+        ours, our_state = outcome()
+    assert torch.equal(our_state, state)
+    assert torch.equal(ours, stock) if isinstance(stock, torch.Tensor) else ours == stock
 
 
 def test_corners_of_crops() -> None:

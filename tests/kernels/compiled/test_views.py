@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from simulators.executor.project import Executor, compiled_on_cpu
 from simulators.fake_cuda import FakeCuda, fake_cuda
 from torch.utils.data import DataLoader, default_collate
 from torchvision import transforms as v1
+from torchvision.transforms import v2
 
 import torch_sink
 from torch_sink.cli.photos import make_photo
@@ -85,6 +86,37 @@ def test_a_stream_waits_for_what_another_has_decoded(expected: Any, device: Exec
     for one, stream, stock in zip(made, streams, expected, strict=True):
         stream.synchronize()
         assert_same_bits(one.cpu(), stock)
+
+
+@pytest.mark.parametrize("fake_cuda", [{"seed": seed} for seed in range(3)], indirect=True)
+def test_a_stream_waits_for_the_batch_that_its_own_was_mixed_of(fake_cuda: FakeCuda, device: Executor) -> None:
+    """A program of one batch has two that are made of it."""
+
+    def made(move: Callable[[Any, int], Any]) -> list[Any]:
+        torch.manual_seed(2)
+        plain = next(iter(DataLoader(SEEDS, len(SEEDS), collate_fn=collate_one)))
+        mixed, _ = v2.MixUp(num_classes=2)(plain, torch.tensor([0, 1]))
+        return [move(plain, 0), move(mixed, 1)]
+
+    with torch_sink.image_backend("PIL"):
+        stock = made(lambda images, at: images)
+    streams = [torch.cuda.Stream() for _ in stock]
+
+    def on_stream(images: Any, at: int) -> Any:
+        with torch.cuda.stream(streams[at]):
+            return images.to("cuda")
+
+    ours = made(on_stream)
+    for stream in (torch.cuda.current_stream(), *streams):
+        with torch.cuda.stream(stream):
+            torch.full((1 << 12,), 7, dtype=torch.uint8, device="cuda")
+    for one, stream, wanted in zip(ours, streams, stock, strict=True):
+        stream.synchronize()
+        torch.testing.assert_close(one.cpu(), wanted)
+
+
+def collate_one(seeds: list[int]) -> Any:
+    return default_collate([VIEWS[2](make_photo(31, 22, seed)) for seed in seeds])
 
 
 def test_threads_make_views_at_once(expected: Any, device: Executor) -> None:

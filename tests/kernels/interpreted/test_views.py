@@ -14,10 +14,11 @@ import torch
 from image.check import assert_same_bits, device_in_use
 from image.jpeg_files import damaged, jpeg
 from image.random_transforms import random_pipeline
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import default_loader
+from torchvision.transforms import v2
 
 import torch_sink
 from torch_sink.errors import DecodeError
@@ -125,6 +126,38 @@ def test_slots(folder: Path, decodings: list[Any], memory_format: torch.memory_f
             for views, _ in batches:
                 assert_equal(views, expected)
     assert len(decodings) == 1
+
+
+def _with_what_is_made_of_it(samples: Any) -> dict[str, Any]:
+    images, crops = default_collate(samples)
+    labels = torch.arange(len(images))
+    mixed, cut = (mix(num_classes=COUNT)(images, labels)[0] for mix in (v2.MixUp, v2.CutMix))
+    made = {"images": images, "mixed": mixed, "cut": cut, "crops": crops}
+    return {**made, "flat": crops.flatten(0, 1), "view": crops.view(-1, *crops.shape[2:])}
+
+
+@pytest.mark.parametrize("in_slots", [False, True])
+def test_a_batch_beside_what_is_made_of_it(folder: Path, decodings: list[Any], in_slots: bool) -> None:
+    """One that is mixed, and one in two shapes, are the same images of a program, and other tensors."""
+    crops = v1.Compose([v1.Resize(9), v1.FiveCrop(5), v1.Lambda(lambda made: torch.stack([*map(v1.ToTensor(), made)]))])
+    samples = [view(9), crops]
+    names = sorted(str(path) for path in folder.rglob("*.jpg"))
+
+    def made() -> Any:
+        torch.manual_seed(3)
+        dataset = [[one(default_loader(name)) for one in samples] for name in names]
+        loader = DataLoader(dataset, COUNT, collate_fn=_with_what_is_made_of_it)
+        return next(iter(torch_sink.SinkLoader(loader, device=device_in_use()) if in_slots else loader))
+
+    with torch_sink.image_backend("PIL"):
+        expected = made()
+    decodings.clear()
+    with torch_sink.image_backend("device", device=device_in_use(), strict=True):
+        found = {name: images.to(device_in_use()).cpu() for name, images in made().items()}
+    for name, stock in expected.items():
+        torch.testing.assert_close(found[name], stock, msg=name)
+    # What is mixed is in a program already; the crops and their views are moved one after the other.
+    assert len(decodings) == (2 if in_slots else 4)
 
 
 @pytest.mark.filterwarnings("ignore")

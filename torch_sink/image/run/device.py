@@ -6,6 +6,7 @@ their places are replaced, and the same launches run again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
@@ -212,29 +213,36 @@ class ProgramOnDevice:
     def __init__(self, program: Program, device: torch.device) -> None:
         self._program, self._device = program, device
         self._images: DecodedImages | None = None
-        self._launches: dict[bytes, Launches] = {}  # by their layouts
+        self._launches: dict[bytes, Launches] = {}  # the newest, by their layouts
         self._stream: Any = None  # that worked last
         self._done: Any = None  # an event behind that work
 
-    def make(self, wanted: Sequence[tuple[Batch, Wanted]]) -> list[Made]:
+    def make(self, wanted: Sequence[tuple[Batch, Wanted]], is_last: bool = False) -> list[Made]:
         """Makes batches side by side, on the current stream.
+
+        Args:
+            wanted: the batches. One may be there twice, as itself and mixed, or in two shapes: each is made.
+            is_last: no batch is made after them.
 
         Raises:
             DecodeError: under the conditions of `survivors`.
         """
         outputs = [_Output(*one) for one in wanted]
+        rounds = _rounds(outputs)
         self._take_turn()
         try:
             images = self._images = self._images or DecodedImages(self._program, self._device)
             is_new = True
             while is_new:  # again at most once
-                self._run(outputs, images)
+                for together in rounds:
+                    self._run(together, images)
                 for output in outputs:
                     output.complete(self._program)
                 if is_new := images.decode_damaged():
                     self._launches.clear()
         finally:
-            self._end_turn()
+            if not is_last:
+                self._end_turn()
         return [output.delivered(self._program, images.errors) for output in outputs]
 
     def _run(self, outputs: Sequence[_Output], images: DecodedImages) -> None:
@@ -254,12 +262,12 @@ class ProgramOnDevice:
         if launches is None:
             is_in_program = np.array_equal(layouts, self._program.array("layouts"))
             launches = Launches(self._program, images.memory, None if is_in_program else layouts, images.places)
-            self._launches[key] = launches
+            self._launches = {key: launches}
         for together in of_dtype.values():
             launches.run([output.batch for output in together], [output.whole for output in together])
 
     def _take_turn(self) -> None:
-        if len(self._program.batches) == 1 or not pins(self._device):
+        if not pins(self._device):
             return
         stream, before = current_stream(self._device), self._stream
         self._stream = stream
@@ -275,6 +283,19 @@ class ProgramOnDevice:
     def _end_turn(self) -> None:
         if self._stream is not None:
             self._done = end_of_work(self._device)
+
+
+def _rounds(outputs: Sequence[_Output]) -> list[list[_Output]]:
+    """The outputs in as few groups as there are, at most, of one batch: a job names one place to write to."""
+    rounds: list[list[_Output]] = []
+    met: Counter[int] = Counter()
+    for output in outputs:
+        at = met[output.batch.number]
+        met[output.batch.number] += 1
+        if at == len(rounds):
+            rounds.append([])
+        rounds[at].append(output)
+    return rounds
 
 
 class _Output:
