@@ -119,9 +119,6 @@ def rows() -> Iterator[tuple[type, str, Callable[..., Any]]]:
 # --- numbers from torch's global generator
 
 
-_MOST_REALS = 8
-
-
 class _Room(threading.local):
     """Tensors that each thread draws numbers into, since a new one costs more than a draw."""
 
@@ -130,7 +127,7 @@ class _Room(threading.local):
             self.whole = torch.empty(1, dtype=torch.int64, device="cpu")
             self.wholes = torch.empty(2, dtype=torch.int64, device="cpu")
             self.real = torch.empty(1, dtype=torch.float32, device="cpu")
-            self.reals = [torch.empty(count, dtype=torch.float32, device="cpu") for count in range(_MOST_REALS + 1)]
+            self.reals = torch.empty(2, dtype=torch.float32, device="cpu")
 
 
 _room = _Room()
@@ -146,35 +143,9 @@ def two_wholes(end: int, other: int) -> Sequence[int]:
     return _room.wholes.random_(0, end).tolist() if end == other else (_whole(end), _whole(other))
 
 
-class _Range(NamedTuple):
-    """A range [low, low + span) of float32."""
-
-    low: float
-    span: float
-
-
-def _ranges(ends: Sequence[Sequence[float]]) -> list[_Range] | None:
-    """Ranges of two ends each; None where one is written in another way, or `uniform_` takes it for none."""
-    if not all(len(each) == 2 and {float, int}.issuperset(map(type, each)) for each in ends):
-        return None
-    found = [_range(low, high) for low, high in ends]
-    return None if None in found else found  # type: ignore[return-value]
-
-
-@functools.lru_cache(maxsize=1024)
-def _range(low: float, high: float) -> _Range | None:
-    low, high = _as_float32(low), _as_float32(high)
-    span = _as_float32(high - low)
-    return _Range(low, span) if 0 <= span < math.inf else None
-
-
-def _reals(ranges: Sequence[_Range]) -> list[float]:
-    """A float32 in each range, as a call of `uniform_` for one after the other draws them.
-
-    The arithmetic is that of ATen's `uniform_real`: a float64 in [0, 1), a float32 for each end of the range.
-    """
-    chances = _room.reals[len(ranges)].uniform_().tolist()
-    return [_as_float32(chance * span + low) for chance, (low, span) in zip(chances, ranges, strict=True)]
+def _real(low: float, high: float) -> float:
+    """A float32 in [low, high)."""
+    return _room.real.uniform_(low, high).item()
 
 
 def _happens(p: Any) -> Any:
@@ -186,7 +157,7 @@ def _happens(p: Any) -> Any:
 
 def _two_chances() -> list[float]:
     """Two float32 in [0, 1), as `torch.rand(2)` draws them."""
-    return _room.reals[2].uniform_().tolist()  # type: ignore[no-any-return]
+    return _room.reals.uniform_().tolist()
 
 
 def _as_float32(value: float) -> float:
@@ -291,9 +262,7 @@ def _rotation_v1(rotation: Any, image: Any) -> Any:
     mode, center = rotation.interpolation, rotation.center
     if not is_known or type(mode) is not Mode or type(center) not in _CENTERS:
         return NotImplemented
-    if (ranges := _ranges([rotation.degrees])) is None:
-        return NotImplemented
-    (angle,) = _reals(ranges)
+    angle = _real(float(rotation.degrees[0]), float(rotation.degrees[1]))
     return F_pil.rotate(image, angle, F.pil_modes_mapping[mode], rotation.expand, center, rotation.fill)
 
 
@@ -306,18 +275,15 @@ def _affine_v1(moves: Any, image: Any) -> Any:
     are_known = (scales is None or _as_float32(min(scales)) > 0) and (shears is None or len(shears) == 4)
     if not (is_known and are_known) or type(mode) is not Mode or type(center) not in _CENTERS:
         return NotImplemented
-    (width, height), ends = image.size, [moves.degrees]
+    angle, shift, scale, shear = _real(float(moves.degrees[0]), float(moves.degrees[1])), [0, 0], 1.0, [0.0, 0.0]
+    width, height = image.size
     if translate is not None:
-        most_x, most_y = translate[0] * width, translate[1] * height
-        ends += (-most_x, most_x), (-most_y, most_y)
-    ends += [] if scales is None else [scales]
-    ends += [] if shears is None else [shears[:2], shears[2:]]
-    if (ranges := _ranges(ends)) is None:
-        return NotImplemented
-    angle, *others = _reals(ranges)
-    shift = [0, 0] if translate is None else [round(others.pop(0)), round(others.pop(0))]
-    scale = 1.0 if scales is None else others.pop(0)
-    shear = others or [0.0, 0.0]
+        most_x, most_y = float(translate[0] * width), float(translate[1] * height)
+        shift = [round(_real(-most_x, most_x)), round(_real(-most_y, most_y))]
+    if scales is not None:
+        scale = _real(scales[0], scales[1])
+    if shears is not None:
+        shear = [_real(shears[0], shears[1]), _real(shears[2], shears[3])]
     center = [width * 0.5, height * 0.5] if center is None else center
     matrix = F._get_inverse_affine_matrix(center, angle, shift, scale, shear)
     return F_pil.affine(image, matrix, F.pil_modes_mapping[mode], moves.fill)
@@ -335,11 +301,8 @@ def _jitter_v1(jitter: Any, image: Any) -> Any:
     if not _is_stocks(jitter, v1.ColorJitter, _jitter_params):
         return NotImplemented
     limits = jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue
-    if (ranges := _ranges([limit for limit in limits if limit is not None])) is None:
-        return NotImplemented
     order = torch.randperm(4).tolist()
-    drawn = iter(_reals(ranges))
-    factors = [None if limit is None else next(drawn) for limit in limits]
+    factors = [None if limit is None else _real(limit[0], limit[1]) for limit in limits]
     adjust = F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue
     for at in order:
         if (factor := factors[at]) is not None:
