@@ -33,6 +33,7 @@ from torch_sink.triton_kernels.rows import TILE_COLUMNS
 
 _INT32_BYTES = 4
 _ALIGNED_VALUES = 4
+_MOST_LAYOUTS = 4  # that a program on a device keeps: those of the usual memory formats
 
 
 class DecodedImages:
@@ -262,7 +263,9 @@ class ProgramOnDevice:
         if launches is None:
             is_in_program = np.array_equal(layouts, self._program.array("layouts"))
             launches = Launches(self._program, images.memory, None if is_in_program else layouts, images.places)
-            self._launches = {key: launches}
+            if len(self._launches) >= _MOST_LAYOUTS:
+                del self._launches[next(iter(self._launches))]
+            self._launches[key] = launches
         for together in of_dtype.values():
             launches.run([output.batch for output in together], [output.whole for output in together])
 
