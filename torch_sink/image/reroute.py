@@ -133,7 +133,7 @@ def _of_tensors() -> Iterator[Row]:
         name = function.__name__
         for kind, stock_type in ((LazyTensor, torch.Tensor), (LazyTVImage, tv_tensors.Image)):
             if stock_type in kernels and name in _THROUGH_OTHERS:
-                yield kernels, kind, functools.partial(_other_than, kernels[stock_type])
+                yield kernels, kind, functools.partial(_in_its_place, kernels[stock_type])
             elif stock_type in kernels:
                 yield kernels, kind, stand_ins.handle_kernel(name, function)
         if name in EACH_ALONE:
@@ -176,7 +176,7 @@ def _timm() -> Iterator[Row]:
         yield module, "ImageOps", stand_ins.image_ops
 
 
-def _other_than(kernel: Any, stock: Any) -> Any:
+def _in_its_place(kernel: Any, stock: Any) -> Any:
     """For a place where a kernel of another place stands."""
     return kernel
 

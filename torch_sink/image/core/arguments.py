@@ -104,7 +104,7 @@ def fits_range(written: Any) -> bool:
     return all(0 <= value <= 1 for value in (written if isinstance(written, (tuple, list)) else (written,)))
 
 
-# --- what is known of the values that a image stands for
+# --- what is known of the values that an image stands for
 #
 # torch's own float kernels round differently on different processors, so after some calls the kernels agree with stock
 # code to within a rounding only. A call that turns such a difference into a large one, a threshold for instance, is not
@@ -112,7 +112,7 @@ def fits_range(written: Any) -> bool:
 
 
 def is_rounded_by_torch(image: Recording) -> bool:
-    """True for a image whose uint8 values torch computes through floats whose last bits depend on the processor."""
+    """True for an image whose uint8 values torch computes through floats whose last bits depend on the processor."""
     return any(op.promise.is_rounded for op in image.calls)
 
 

@@ -86,7 +86,8 @@ def from_array(stock: Callable[..., Image.Image], *args: Any, **kwargs: Any) -> 
         return stock(obj)
     mode, size = ("L" if len(shape) == 2 else "RGB"), shape[1::-1]
     data = obj if obj.flags.c_contiguous else obj.tobytes()
-    if Image.frombuffer is not _stand_in or 0 in size or not _is_on():
+    is_ours = getattr(Image.frombuffer, "__globals__", None) is globals()  # and no program's, or another package's
+    if not is_ours or 0 in size or not _is_on():
         return Image.frombuffer(mode, size, data, "raw", mode, 0, 1)
     return _array_image(mode, size, data)
 
@@ -111,12 +112,7 @@ def from_buffer(stock: Callable[..., Image.Image]) -> Callable[..., Image.Image]
             return stock(*args)
         return _array_image(mode, size, data)
 
-    global _stand_in
-    _stand_in = stand_in
     return stand_in
-
-
-_stand_in: Any = None  # for `Image.frombuffer`
 
 
 def _is_on() -> bool:

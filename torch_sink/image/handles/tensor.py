@@ -66,11 +66,6 @@ class Handle(Lazy):
         """False once the values were made, or those of the tensor that this one is a view of."""
         return "lazy_real" not in self.__dict__ and (self.lazy_base is None or self.lazy_base.is_recording)
 
-    def record(self, recorder: Recorder, *args: Any, **kwargs: Any) -> Any:
-        """What a recorder makes of this tensor and of other arguments, as `handle_of` gives it."""
-        begun = self.lazy_recording
-        return self.handle_of(made_by(recorder, begun, *args, **kwargs), begun)
-
     @property
     def is_of_file(self) -> bool:
         """True for what is made of a file that was not decoded."""

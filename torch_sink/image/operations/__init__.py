@@ -1,6 +1,6 @@
 """The operations that are recorded, one record each, one file a family.
 
-A record says what a call on a image becomes, its stock code, the kernel work that it is, what is promised, and how to
+A record says what a call on an image becomes, its stock code, the kernel work that it is, what is promised, and how to
 call it; CONTRIBUTING.md adds one step by step.
 """
 

@@ -17,9 +17,7 @@ import torch
 
 from torch_sink.common.transfer import (
     current_stream,
-    end_of_work,
     host_buffer,
-    pins,
     to_device,
     to_host_later,
     transfer,
@@ -204,7 +202,7 @@ def _current(device: torch.device) -> AbstractContextManager[Any]:
 class ProgramOnDevice:
     """A program on a device: its files are decoded once, whichever of its batches are made, when, and how often.
 
-    Streams take turns: one that makes a batch waits for what another has begun to make.
+    Streams take turns: one that makes a batch waits for the one before.
 
     Args:
         program: whose batches are made.
@@ -216,14 +214,11 @@ class ProgramOnDevice:
         self._images: DecodedImages | None = None
         self._launches: dict[bytes, Launches] = {}  # the newest, by their layouts
         self._stream: Any = None  # that worked last
-        self._done: Any = None  # an event behind that work
 
-    def make(self, wanted: Sequence[tuple[Batch, Wanted]], is_last: bool = False) -> list[Made]:
+    def make(self, wanted: Sequence[tuple[Batch, Wanted]]) -> list[Made]:
         """Makes batches side by side, on the current stream.
 
-        Args:
-            wanted: the batches. One may be there twice, as itself and mixed, or in two shapes: each is made.
-            is_last: no batch is made after them.
+        One may be wanted twice, as itself and mixed, or in two shapes: each is made.
 
         Raises:
             DecodeError: under the conditions of `survivors`.
@@ -231,19 +226,15 @@ class ProgramOnDevice:
         outputs = [_Output(*one) for one in wanted]
         rounds = _rounds(outputs)
         self._take_turn()
-        try:
-            images = self._images = self._images or DecodedImages(self._program, self._device)
-            is_new = True
-            while is_new:  # again at most once
-                for together in rounds:
-                    self._run(together, images)
-                for output in outputs:
-                    output.complete(self._program)
-                if is_new := images.decode_damaged():
-                    self._launches.clear()
-        finally:
-            if not is_last:
-                self._end_turn()
+        images = self._images = self._images or DecodedImages(self._program, self._device)
+        is_new = True
+        while is_new:  # again at most once
+            for together in rounds:
+                self._run(together, images)
+            for output in outputs:
+                output.complete(self._program)
+            if is_new := images.decode_damaged():
+                self._launches.clear()
         return [output.delivered(self._program, images.errors) for output in outputs]
 
     def _run(self, outputs: Sequence[_Output], images: DecodedImages) -> None:
@@ -256,9 +247,9 @@ class ProgramOnDevice:
             return
         shapes = [batch.shape for batch in self._program.batches]
         layouts = layouts_of(shapes, outputs[0].wanted.memory_format)
-        for first, *others in of_dtype.values():
-            for output in (first, *others):
-                layouts[output.batch.number] = output.layout_from(first.whole)
+        for together in of_dtype.values():
+            for output in together:
+                layouts[output.batch.number] = output.layout_from(together[0].whole)
         launches = self._launches.get(key := layouts.tobytes())
         if launches is None:
             is_in_program = np.array_equal(layouts, self._program.array("layouts"))
@@ -270,22 +261,18 @@ class ProgramOnDevice:
             launches.run([output.batch for output in together], [output.whole for output in together])
 
     def _take_turn(self) -> None:
-        if not pins(self._device):
+        if self._device.type in ("cpu", "meta"):  # they have no streams
             return
         stream, before = current_stream(self._device), self._stream
         self._stream = stream
         if before is None or before == stream:
             return
-        stream.wait_event(self._done)
+        stream.wait_stream(before)
         held = [launches.values for launches in self._launches.values()]
         if self._images is not None:
             held += [self._images.memory, *self._images.owners]
         for tensor in held:
             tensor.record_stream(stream)  # or their memory would be free for the stream that made them
-
-    def _end_turn(self) -> None:
-        if self._stream is not None:
-            self._done = end_of_work(self._device)
 
 
 def _rounds(outputs: Sequence[_Output]) -> list[list[_Output]]:

@@ -76,9 +76,7 @@ class SharedProgram:
                 found = self._on_device[device] = ProgramOnDevice(self.program, device)
                 for waiting in self._waiting:
                     waiting.on_devices.append(found)
-            makers = [maker for maker, _ in wanted]
-            is_last = all(any(waiting is maker for maker in makers) for waiting in self._waiting)
-            made = found.make([(maker.batch, how) for maker, how in wanted], is_last)
+            made = found.make([(maker.batch, how) for maker, how in wanted])
             for maker, _ in wanted:
                 self._forget(maker)
         return made
