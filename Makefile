@@ -1,8 +1,9 @@
 # make demo          train a small network on JPEG files with stock PyTorch and with torch_sink, side by side
-# make test          the test-suite; make test-oldest: on the oldest supported releases
+# make test          the test-suite; make test-oldest: on the oldest supported releases; make test-oldest-core: their core
 # make test-core     what depends on the Python and the torch it runs on, and the kernels compiled: PYTHON_CORE=python3.13
 #                    TORCH=2.12 make test-core chooses both, in an environment of their own
 # make test-slow     the soak tests
+# make test-releases the whole suite on the oldest releases, the core on every other Python: before a change is done
 # make test-clone    a bare clone runs: nothing installed, no .git, no home folder, no GPU
 # make suites        the tests of torchvision, Pillow, PyTorch and torchdata, stock and with torch_sink: SUITES=folder has them,
 #                    ONLY="torchvision Pillow:handles" runs some; writes docs/suites.md
@@ -56,8 +57,8 @@ CORE_TESTS = tests/kernels/test_compile.py tests/project/test_packaging.py tests
 SEEN_TESTS = tests/kernels/test_compile.py tests/kernels/test_compiled.py tests/kernels/test_interpreted.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-oldest setup-core demo test test-oldest test-core test-slow test-clone suites rehearsal check docs \
-    gpu kernels seen report clean
+.PHONY: help setup setup-oldest setup-core demo test test-oldest test-oldest-core test-core test-releases test-slow \
+    test-clone suites rehearsal check docs gpu kernels seen report clean
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
@@ -89,6 +90,13 @@ test: setup
 # Without what `make test-clone` runs.
 test-oldest: setup-oldest
 	$(VENV_OLDEST)/bin/python -m pytest -m "not slow and not once" $(PYTEST_FLAGS) --ignore=tests/project/test_clone.py
+
+# And a bare clone.
+test-oldest-core: setup-oldest
+	$(VENV_OLDEST)/bin/python -m pytest -m "not slow and not once" $(PYTEST_FLAGS) $(CORE_TESTS) tests/project/test_clone.py
+
+test-releases:
+	.ci/run releases
 
 test-core: setup-core
 	$(VENV_CORE)/bin/python -m pytest -m "not slow and not once_on_oldest" $(PYTEST_FLAGS) $(CORE_TESTS)

@@ -801,6 +801,7 @@ def script(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, file], cwd=folder, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_spawn_without_a_main_guard(tmp_path: Path) -> None:
     finished = script(
         """

@@ -205,6 +205,7 @@ def test_a_mistake_is_said_at_once(call: Callable[[], Any], error: type[Exceptio
         call()
 
 
+@pytest.mark.slow
 def test_it_is_imported_when_it_is_asked_for() -> None:
     code = "import sys, torch_sink; assert not {'torchvision', 'torch_sink.cli'} & {*sys.modules}; torch_sink.explain"
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)

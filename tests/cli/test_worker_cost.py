@@ -135,6 +135,7 @@ def test_a_row_s_pipeline_gives_stock_s_batches_and_is_as_long_as_a_round(name: 
     script.check_equal(name, pipeline)
 
 
+@pytest.mark.slow
 def test_rows_are_measured_written_and_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "result.json"
 

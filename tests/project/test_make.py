@@ -33,6 +33,7 @@ def test_some(number):
 """
 
 
+@pytest.mark.slow
 def test_a_slow_test_fails_alone_and_the_others_run(tmp_path: Path) -> None:
     (tmp_path / "test_slow.py").write_text(SLOW_TESTS)
     flags = [f.replace("--timeout=600", "--timeout=2") for f in pytest_flags()]

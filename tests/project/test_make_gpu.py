@@ -69,6 +69,7 @@ def rehearse(place: Path, *steps: gpu.Step) -> tuple[int, dict[str, dict[str, An
     return status, {run["name"]: run for run in json.loads((results / "gpu.json").read_text())["runs"]}
 
 
+@pytest.mark.slow
 def test_what_fails_hides_nothing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, runs = rehearse(place, step("tests"), step("loop"), step("scale", trial=("--rounds", "7")))
     assert status == 1

@@ -178,6 +178,7 @@ print(json.dumps({module.__name__: module.__file__ for module in modules}))
 """
 
 
+@pytest.mark.slow
 def test_every_module_of_the_wheel_is_imported_from_it(installed: tuple[Path, Path], tmp_path: Path) -> None:
     files = json.loads(_run(tmp_path, "-c", SHOW, packages=installed))
     assert files["torch_sink.triton_kernels.launching"] == str(installed[0] / "torch_sink/triton_kernels/launching.py")
@@ -185,6 +186,7 @@ def test_every_module_of_the_wheel_is_imported_from_it(installed: tuple[Path, Pa
     assert len(files) > 100
 
 
+@pytest.mark.slow
 def test_the_command_line_runs_outside_of_the_clone(installed: tuple[Path, Path], tmp_path: Path) -> None:
     assert "Everything that is needed works." in _run(tmp_path, "-m", "torch_sink", "doctor", packages=installed)
 

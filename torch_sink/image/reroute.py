@@ -92,7 +92,7 @@ _SWITCH: tuple[Row, ...] = (
 
 
 def _beginnings() -> Iterator[Row]:
-    yield folder, "pil_loader", around(pil_loader)
+    yield folder, "pil_loader", pil_loader
     yield PIL.Image, "fromarray", before(from_array)
     yield PIL.Image, "frombuffer", from_buffer
     yield PIL.Image.OPEN, "JPEG", lambda entry: (around(jpeg_factory)(entry[0]), *entry[1:])

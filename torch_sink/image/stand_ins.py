@@ -23,11 +23,10 @@ from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
 from torch_sink.image.core.fallback import MUTED, count_function_modes, executing, report_fallback
 from torch_sink.image.core.first_batch import note_array
-from torch_sink.image.core.ops import Recorder, made_by
+from torch_sink.image.core.ops import Recorder
 from torch_sink.image.core.recording import Recording
-from torch_sink.image.decode.source import beginning
-from torch_sink.image.handles.array import ArrayImage, pixels_of
-from torch_sink.image.handles.image import LazyImage, lazy_image
+from torch_sink.image.handles.array import ArrayImage
+from torch_sink.image.handles.image import LazyImage, lazy_image, record_on_array
 from torch_sink.image.handles.names import stock_type
 from torch_sink.image.handles.tensor import HANDLES, Handle, LazyTensor, LazyTVImage
 from torch_sink.image.operations import RECORDERS, TAKE_PALETTES
@@ -82,29 +81,27 @@ def _on_image(
                 if first not in kwargs:
                     return stock(**kwargs)  # raises its own error
                 image = kwargs.pop(first)
-            kind = type(image)
-            if kind is Image.Image and MUTED.depth:
-                return stock(image, *args, **kwargs)
-            if kind is ArrayImage and recorder is not None and not MUTED.depth:
-                begun = beginning(pixels_of(image))
-                made = made_by(recorder, begun, *args, **kwargs)
-                if made is not NotImplemented:
-                    return LazyImage.handle_of(image, made, begun, kind_of_result)
-            is_pillow = issubclass(kind, Image.Image)
+            kind, is_pillow = type(image), True
             if kind is LazyImage and image._im is None and (palettes or image._mode != "P"):
                 handle: Any = image  # as `lazy_image` says, without a call
-            elif is_pillow:
+            elif kind is Image.Image and MUTED.depth:
+                return stock(image, *args, **kwargs)
+            elif issubclass(kind, Image.Image):
+                if kind is ArrayImage and recorder is not None and not MUTED.depth:
+                    made = record_on_array(image, recorder, args, kwargs, kind_of_result)
+                    if made is not NotImplemented:
+                        return made
                 handle = lazy_image(image, palettes=palettes)
             else:
-                handle = image if kind in HANDLES and image.is_recording else None
+                handle, is_pillow = image if kind in HANDLES and image.is_recording else None, False
             if handle is not None:
-                made = NotImplemented
-                if recorder is not None:
-                    begun = handle.lazy_recording
-                    made = handle.handle_of(made_by(recorder, begun, *args, **kwargs), begun, kind_of_result)
+                made = NotImplemented if recorder is None else handle.record(recorder, args, kwargs, kind_of_result)
                 if made is NotImplemented:
                     made = stock(handle if by_methods else image, *args, **kwargs)
-                return image if made is handle else made  # some return what they get where they have nothing to do
+                if made is not handle:
+                    return made
+                # Some return what they get where they have nothing to do; a tensor may become one of another type.
+                return image if is_pillow or kind_of_result in (None, kind) else handle.record_as(kind_of_result)
             # The fallback was reported; each method of the image would report it again.
             with executing() if by_methods and is_pillow else nullcontext():
                 made = stock(image, *args, **kwargs)
@@ -153,9 +150,7 @@ def on_tensor(name: str, recorder: Recorder | None, makes_pure: bool = False) ->
                 return stock(image, *args, **kwargs) if made is NotImplemented else made
             is_recording = image.is_recording
             if is_recording and recorder is not None:
-                begun = image.lazy_recording
-                made = made_by(recorder, begun, *args, **kwargs)
-                made = image.handle_of(made, begun, LazyTensor if makes_pure and made is not begun else None)
+                made = image.record(recorder, args, kwargs, LazyTensor if makes_pure else None)
                 if made is not NotImplemented:
                     return made
             dtype = image.dtype
@@ -364,7 +359,7 @@ def image_ops(stock: ModuleType) -> ModuleType:
 def _recorded(stock: Stock, name: str, image: Any, *args: Any, **kwargs: Any) -> Any:
     """Records a call of a module of Pillow on a handle that is no palette image; any other call goes to `stock`."""
     records = getattr(image, "is_recording", False) and image.mode != "P"
-    made = image.record(RECORDERS[name], *args, **kwargs) if records else NotImplemented
+    made = image.record(RECORDERS[name], args, kwargs) if records else NotImplemented
     return stock(image, *args, **kwargs) if made is NotImplemented else made
 
 

@@ -75,6 +75,7 @@ class DeviceRing(Slots):
         self.slabs: dict[tuple[int, int], bool] = {}  # address and bytes: whether they are page-locked
         self._changes_seen = 0  # of the pool
         self.plan: RingPlan | None = None
+        self.making_bytes = 0  # the most that making a batch took beside its slot: files, decoded pixels, stages
         self.slots: list[Slot] = []
         self.protocol: SlotProtocol | None = None
         self.allocations = 0
@@ -126,6 +127,8 @@ class DeviceRing(Slots):
                 memory.kept.append(batch)  # it may lie in a slab, from which copies run beside the host
             try:
                 copied = self._copy_ordinary(memory, flat.leaves)
+                making = dict(getattr(leaf, "__torch_sink_memory__", (0, 0)) for leaf in copied if is_lazy(leaf))
+                self.making_bytes = max(self.making_bytes, sum(making.values()))
                 places = {id(leaf): memory.place_of(at, leaf) for at, leaf in enumerate(copied) if is_lazy(leaf)}
                 targets = {key: place.buffer for key, place in places.items() if place is not None}
                 filled, loss = execute_lazy(flat._replace(leaves=copied), self.form, targets)
@@ -161,12 +164,13 @@ class DeviceRing(Slots):
 
     def describe(self) -> str:
         if self.plan is not None:
-            return str(self.plan)
+            making = f", and {self.making_bytes:,} bytes while a batch is made" if self.making_bytes else ""
+            return f"{self.plan}{making}"
         bound = "" if self.max_bytes is None else f" within {self.max_bytes:,} bytes"
         return f"up to slots={self.count}{bound}, planned at the first batch"
 
     def bytes_planned(self) -> int | None:
-        return 0 if self.plan is None else self.plan.device_bytes
+        return 0 if self.plan is None else self.plan.device_bytes + self.making_bytes
 
     def start_over(self) -> None:
         self.may_plan_anew = True

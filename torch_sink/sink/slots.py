@@ -125,7 +125,7 @@ class Slots:
         """Allows the next batch to have another shape: slots that do not fit it are allocated anew."""
 
     def bytes_planned(self) -> int | None:
-        """Bytes of all slots when they are preallocated, else None."""
+        """Bytes of all slots when they are preallocated, and of what makes a batch in them; else None."""
         return None
 
     def close(self) -> None:

@@ -135,6 +135,7 @@ def test_a_file_is_in_the_block_once(folder: Path, container: Any, workers: dict
     assert of_files == [files, files]
 
 
+@pytest.mark.slow
 def test_spawned_workers_and_slabs(folder: Path) -> None:
     dataset = ImageFolder(str(folder), views_of)
     batch = loaded(dataset, num_workers=1, multiprocessing_context="spawn")

@@ -137,11 +137,15 @@ def test_threads_make_views_at_once(expected: Any, device: Executor) -> None:
 
 def test_slots_count_all_views(expected: Any, device: Executor) -> None:
     loader = DataLoader(SEEDS, len(SEEDS), collate_fn=collate)
+    making = loaded()[0].program.device_bytes
     torch.manual_seed(1)
-    with torch_sink.SinkLoader(loader) as batches:
+    with torch_sink.SinkLoader(loader, slots=2) as batches:
         for views in batches:
             for one, stock in zip(views, expected, strict=True):
                 assert_same_bits(one.cpu(), stock)
+            slots = 2 * sum(one.numel() * one.element_size() for one in views)
+            assert batches.stats().bytes_held == slots + making
+            assert f"{making:,} bytes while a batch is made" in repr(batches)
     assert device.launches["prologue_kernel"] == 1
 
 

@@ -60,6 +60,7 @@ def check(make: Callable[..., StepLoop], positions: Any, folder: Path) -> None:
     whole.close()
 
 
+@pytest.mark.slow
 def test_in_graph_mode(fake_cuda: FakeCuda, tmp_path: Path) -> None:
     def make(**options: Any) -> StepLoop:
         return make_loop("cuda", "graph", UNCOMPILED, **options)

@@ -137,7 +137,9 @@ def is_scaled_bytes(image: Recording) -> bool:
 
 def leaves_range(image: Recording, also_by_overshoot: bool = False) -> bool:
     """True where float32 values may lie anywhere, as after `Normalize`, or close to [0, 1] by a bicubic filter."""
-    ops = _since_conversion(image) if image.dtype == torch.float32 else ()
+    if image.dtype != torch.float32:
+        return False
+    ops = _since_conversion(image)
     clamped = max((at for at, op in enumerate(ops) if op.operation.clamps(op)), default=-1)
     return any(
         op.operation.leaves_range(op) or (also_by_overshoot and op.operation.overshoots(op))

@@ -59,6 +59,8 @@ def float_bits(*values: float) -> tuple[int, ...]:
         return tuple(np.array(values, dtype=np.float64).astype(np.float32).view(np.int32).tolist())
 
 
+_LARGEST_FLOAT = float(np.finfo(np.float32).max)  # of float32
+
 # The code of an atom is its kind, and its formula above these bits.
 KIND_BITS = 6
 KIND_MASK = (1 << KIND_BITS) - 1
@@ -67,8 +69,9 @@ KIND_MASK = (1 << KIND_BITS) - 1
 OUTPUT_HEIGHT, OUTPUT_WIDTH, ATOM_COLUMNS = (rows.OPERATION_COLUMNS + more for more in range(3))
 ATOM = struct.Struct(f"={ATOM_COLUMNS}i")
 ATOM_BYTES = ATOM.size
-# A kind, so many values, zeros, and the size of the output.
-_ROWS = [struct.Struct(f"={1 + count}i{4 * (OUTPUT_HEIGHT - 1 - count)}x2i") for count in range(OUTPUT_HEIGHT)]
+# A kind, so many values, zeros, the formula and the factor, and the size of the output; more values take their places.
+_ROWS = [struct.Struct(f"={1 + count}i{4 * (rows.FORMULA - 1 - count)}xif2i") for count in range(rows.FORMULA)]
+_LONG_ROWS = [struct.Struct(f"={1 + count}i{4 * (OUTPUT_HEIGHT - 1 - count)}x2i") for count in range(OUTPUT_HEIGHT)]
 
 
 class LoweredImage:
@@ -117,20 +120,20 @@ class LoweredImage:
             tables: int32 arrays that the kernel looks things up in.
             weights: of a resize, where they are not in `tables`.
         """
-        code = int(kind) | int(formula) << KIND_BITS
-        atoms, begin, number = self.atoms, len(self.atoms), len(self.codes)
-        atoms += _ROWS[len(values)].pack(kind, *values, self.height, self.width)
+        atoms, begin, codes, count = self.atoms, len(self.atoms), self.codes, len(values)
+        if count >= rows.FORMULA:
+            atoms += _LONG_ROWS[count].pack(kind, *values, self.height, self.width)
+        elif -_LARGEST_FLOAT <= factor <= _LARGEST_FLOAT:
+            atoms += _ROWS[count].pack(kind, *values, formula, factor, self.height, self.width)
+        else:
+            atoms += _ROWS[count].pack(kind, *values, formula, np.float32(factor), self.height, self.width)
         if fill:
             _BITS[3].pack_into(atoms, begin + 4 * rows.FILL, *float_bits(*fill))
-        if factor:
-            _BITS[1].pack_into(atoms, begin + 4 * rows.FACTOR, *float_bits(factor))
-        if formula:
-            _BITS[1].pack_into(atoms, begin + 4 * rows.FORMULA, formula)
         if tables:
-            self.tables[number] = tables
+            self.tables[len(codes)] = tables
         elif weights is not None:
-            self.weights[number] = weights
-        self.codes.append(code)
+            self.weights[len(codes)] = weights
+        codes.append(kind | formula << KIND_BITS)
 
     def extend(self, other: LoweredImage) -> None:
         """Adds atoms that were lowered for an image of another size, and keep the size of any image."""

@@ -203,11 +203,18 @@ def made_by(recorder: Recorder, *args: Any, **kwargs: Any) -> Any:
     try:
         return recorder(*args, **kwargs)
     except TypeError:
-        try:
-            inspect.signature(recorder).bind(*args, **kwargs)
-        except TypeError:
-            return NotImplemented
-        raise
+        if takes(recorder, *args, **kwargs):
+            raise
+        return NotImplemented
+
+
+def takes(recorder: Recorder, *args: Any, **kwargs: Any) -> bool:
+    """Whether a recorder has parameters for these arguments."""
+    try:
+        inspect.signature(recorder).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
 
 
 def always(op: Op) -> bool:

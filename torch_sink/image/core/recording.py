@@ -34,16 +34,19 @@ class Recording(NamedTuple):
         return self.shape[2], self.shape[1]
 
     def record(
-        self, op: Op, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None, mode: str | None = None
-    ) -> Any:
+        self, op: Op, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None, mode: str | None = None,
+        before: tuple[Op, ...] = (),
+    ) -> Any:  # fmt: skip
         """The recording with one more call, and what the call changes of the shape, the dtype and the mode.
 
-        `NotImplemented` on a mask or on whole numbers, unless the call moves them or maps each to another value.
+        `before` are calls that come before it. `NotImplemented` on a mask or on whole numbers, unless the call moves
+        them or maps each to another value.
         """
         source, calls, old_shape, old_dtype, old_mode = self
         if old_dtype not in PIXELS and not (op.operation.is_value or op.operation.moves):
             return NotImplemented
-        return _new(Recording, (source, (*calls, op), shape or old_shape, dtype or old_dtype, mode or old_mode))
+        calls = (*calls, *before, op)
+        return _new(Recording, (source, calls, shape or old_shape, dtype or old_dtype, mode or old_mode))
 
     def copied(self) -> Recording:
         """An equal one, for a call that makes a copy of the image."""

@@ -12,28 +12,6 @@ batches = 0
 # Whether the program of this process may begin passes over loaders: that of a data worker does not.
 begins_passes = True
 
-_MOST_DEAD = 1000
-# By id, images and tensors that were made of files which were not decoded.
-_of_files: dict[int, weakref.ref[Any]] = {}
-_limit = _MOST_DEAD
-
-
-def note_of_file(image: Any) -> None:
-    """Notes an image or a tensor that begins with an undecoded file, for `held`, in a process that begins passes."""
-    global _limit
-    _of_files[id(image)] = weakref.ref(image)
-    if len(_of_files) > _limit:
-        for key, ref in [*_of_files.items()]:
-            if ref() is None:
-                _of_files.pop(key, None)
-        _limit = 2 * len(_of_files) + _MOST_DEAD
-
-
-def forget(image: Any) -> None:
-    """Drops the reference to one that has its values now: torch swaps no tensors to which there are weak ones."""
-    _of_files.pop(id(image), None)
-
-
-def held() -> list[Any]:
-    """Those that somebody still holds."""
-    return [image for ref in [*_of_files.values()] if (image := ref()) is not None]
+# By id, images and tensors that begin with an undecoded file, in a process that begins passes, while somebody holds
+# them. One that has its values leaves: torch swaps no tensors to which there are weak references.
+of_files: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()

@@ -135,7 +135,11 @@ def read_jpeg_header(data: bytes, *, thorough: bool = False) -> JpegHeader | Non
             elif marker in _REFUSED or marker < 0xC0 or length < 2:
                 return None
             position = after
-        return _header(frame, only_scan) if scans else None
+        height, width = (frame[1] << 8) | frame[2], (frame[3] << 8) | frame[4]
+        fits = 0 < width <= _LONGEST_SIDE and 0 < height <= _LONGEST_SIDE
+        if not scans or frame[0] != 8 or not fits or _components(frame[5:]) is None:
+            return None
+        return JpegHeader(width, height, _MODES[frame[5]], only_scan)
     except IndexError:
         return None
 
@@ -144,14 +148,6 @@ def next_marker(data: bytes | memoryview, position: int) -> int:
     """The position where the data of a scan end."""
     following = _MARKER_AFTER_SCAN.search(data, position)
     return len(data) if following is None else following.start()
-
-
-def _header(frame: bytes, scan: BaselineScan | None) -> JpegHeader | None:
-    height, width = (frame[1] << 8) | frame[2], (frame[3] << 8) | frame[4]
-    fits = 0 < width <= _LONGEST_SIDE and 0 < height <= _LONGEST_SIDE
-    if frame[0] != 8 or not fits or _components(frame[5:]) is None:
-        return None
-    return JpegHeader(width, height, _MODES[frame[5]], scan)
 
 
 @functools.lru_cache(maxsize=256)

@@ -156,7 +156,7 @@ def jpeg_factory(stock: Callable[..., Any], fp: Any, filename: Any = None) -> An
     image.__class__ = LazyJpegImageFile
     vars(image).update(lazy_file_source=source, lazy_tile=list(image.tile))
     if uses.begins_passes:
-        uses.note_of_file(image)
+        uses.of_files[id(image)] = image
     image.fp = io.BytesIO(data)
     image.fp.seek(position)
     if filename:
@@ -173,27 +173,37 @@ def _is_open_replaced() -> bool:
     return getattr(function, "__globals__", None) is not vars(Image)
 
 
-def pil_loader(stock: Callable[..., Any], path: Any) -> Image.Image:
-    """For `torchvision.datasets.folder.pil_loader`."""
-    if _is_open_replaced():
-        return stock(path)
-    try:
-        data, name = read_file(path, START_OF_IMAGE), os.fsdecode(path)
-    except (OSError, TypeError):
-        return stock(path)  # raises what stock code raises; an open file's descriptor is read through `Image.open`
-    source = None if data is None else encoded_source(data, name, "RGB")
-    if source is not None:
-        return LazyImage(beginning(source))
-    try:
-        with executing():
-            # What is no file, as a pipe, gives its bytes once.
-            image = stock(path) if data is None or os.path.isfile(path) else Image.open(io.BytesIO(data)).convert("RGB")
-            image.load()
-    except (OSError, Image.DecompressionBombError) as error:
-        if name in str(error):
-            raise
-        raise type(error)(f"{error} (in {name})") from error
-    return LazyImage(beginning(PixelSource(image, name)))
+def pil_loader(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes the stand-in for `torchvision.datasets.folder.pil_loader`."""
+    plain = None  # `Image.open`, once it is known to be nobody else's
+
+    @functools.wraps(stock)
+    def pil_loader(path: Any) -> Image.Image:
+        nonlocal plain
+        if Image.open is not plain:
+            if _is_open_replaced():
+                return stock(path)
+            plain = Image.open
+        try:
+            data, name = read_file(path, START_OF_IMAGE), os.fsdecode(path)
+        except (OSError, TypeError):
+            return stock(path)  # raises what stock code raises; an open file's descriptor is read through `Image.open`
+        source = None if data is None else encoded_source(data, name, "RGB")
+        if source is not None:
+            return LazyImage(beginning(source))
+        try:
+            with executing():
+                # What is no file, as a pipe, gives its bytes once.
+                is_read = data is not None and not os.path.isfile(path)
+                image = Image.open(io.BytesIO(data)).convert("RGB") if is_read else stock(path)  # type: ignore[arg-type]
+                image.load()
+        except (OSError, Image.DecompressionBombError) as error:
+            if name in str(error):
+                raise
+            raise type(error)(f"{error} (in {name})") from error
+        return LazyImage(beginning(PixelSource(image, name)))
+
+    return pil_loader
 
 
 # --- to tensors

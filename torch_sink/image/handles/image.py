@@ -15,7 +15,7 @@ from PIL import Image
 from torch_sink.errors import DecodeError
 from torch_sink.image.core import settings, uses
 from torch_sink.image.core.fallback import executing, is_executing, ledger, report_fallback
-from torch_sink.image.core.ops import STOCK, Op, Recorder, made_by
+from torch_sink.image.core.ops import STOCK, Op, Recorder, made_by, takes
 from torch_sink.image.core.recording import Recording
 from torch_sink.image.decode.source import (
     EncodedSource,
@@ -28,7 +28,7 @@ from torch_sink.image.decode.source import (
 )
 from torch_sink.image.handles.array import ArrayImage, agrees, pixels_of
 from torch_sink.image.handles.names import PixelAccess, StockType, named_as, stays, stock_type, unpickled
-from torch_sink.image.handles.tensor import HANDLES, LazyTensor
+from torch_sink.image.handles.tensor import HANDLES, NONE, LazyTensor
 from torch_sink.image.operations import RECORDERS
 
 RECORDED_MODES = ("L", "RGB")
@@ -44,7 +44,7 @@ def _recording(name: str) -> Any:
     @functools.wraps(stock)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         handle = self.lazy_handle()
-        made = handle.record(record, *args, **kwargs) if handle is not None else NotImplemented
+        made = handle.record(record, args, kwargs) if handle is not None else NotImplemented
         return stock(self, *args, **kwargs) if made is NotImplemented else made
 
     return method
@@ -172,7 +172,7 @@ class LazyImage(LazyPixels, metaclass=StockType):
         fields["_readonly"], fields["_exif"] = 0, None
         fields["lazy_recording"] = recording
         if type(recording.source) is EncodedSource and uses.begins_passes:
-            uses.note_of_file(self)
+            uses.of_files[id(self)] = self
         if not ledger.has_recorded:
             ledger.note_recorded()
 
@@ -194,29 +194,30 @@ class LazyImage(LazyPixels, metaclass=StockType):
     def lazy_handle(self) -> LazyImage | None:
         return self if self.is_recording else None
 
-    def record(self, recorder: Recorder, *args: Any, **kwargs: Any) -> Any:
-        """What a recorder makes of this image and of other arguments, as `handle_of` gives it."""
-        begun = self.lazy_recording
-        return self.handle_of(made_by(recorder, begun, *args, **kwargs), begun)
-
-    def handle_of(self, made: Any, begun: Recording, kind: Any = None) -> Any:
-        """What a recorder made of the recording of this image, as a handle; `NotImplemented` as it is.
+    def record(self, recorder: Recorder, args: Sequence[Any] = (), kwargs: Any = NONE, kind: Any = None) -> Any:
+        """What a recorder makes of this image and of other arguments, as a handle, or `NotImplemented`.
 
         `kind` is that of the handle of a tensor, by default `LazyTensor`.
         """
+        fields = self.__dict__
+        begun: Recording = fields["lazy_recording"]
+        try:
+            made = recorder(begun, *args, **kwargs)
+        except TypeError:  # as `made_by`, without a call
+            if takes(recorder, begun, *args, **kwargs):
+                raise
+            return NotImplemented
         if made is begun or made is NotImplemented:
             return self if made is begun else made
-        fields, ops = self.__dict__, made.calls[len(begun.calls) :]
-        is_array = type(self) is not LazyImage
-        if not is_array and (now := self.used()) is not begun:
+        ops = made.calls[len(begun.calls) :]
+        if (now := self.used()) is not begun:
             begun, made = now, made.of_pixels(now.source, now.calls + ops)
         if made.mode is None:
             return (kind or LazyTensor)(made)
         if "lazy_was_file" in fields:  # what is made of its pixels may be much less
             made = made_here(made)
         recorded = LazyImage(made)
-        has_info = bool(fields["info"]) if is_array else "info" in fields
-        if has_info or (type(begun.source) is PixelSource and "transparency" in begun.source.image.info):
+        if "info" in fields or (type(begun.source) is PixelSource and "transparency" in begun.source.image.info):
             recorded.__dict__["info"] = _info_after(ops, _copied_info(self), fields["_mode"])
         return recorded
 
@@ -333,6 +334,20 @@ def _info_after(ops: Sequence[Op], info: dict[Any, Any], mode: str) -> dict[Any,
         elif op.operation.loses_info(op):
             info = {}
     return info
+
+
+def record_on_array(image: Any, recorder: Recorder, args: Sequence[Any], kwargs: Any, kind: Any = None) -> Any:
+    """As `LazyImage.record`, for an `ArrayImage`, of which no handle is made; it stays as it is."""
+    begun = beginning(pixels_of(image))
+    made = made_by(recorder, begun, *args, **kwargs)
+    if made is begun or made is NotImplemented:
+        return image if made is begun else made
+    if made.mode is None:
+        return (kind or LazyTensor)(made)
+    recorded = LazyImage(made)
+    if image.info:
+        recorded.__dict__["info"] = _info_after(made.calls, _copied_info(image), image.mode)
+    return recorded
 
 
 def lazy_image(image: Image.Image, *, palettes: bool = False) -> LazyImage | None:

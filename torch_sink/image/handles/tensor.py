@@ -14,12 +14,25 @@ from torchvision.tv_tensors import _torch_function_helpers as return_types
 
 from torch_sink.image.core import settings, uses
 from torch_sink.image.core.fallback import executing, ledger, report_fallback
-from torch_sink.image.core.ops import PIXELS, RECORDERS_OF, InPlaceOp, Op, Recorder, ViewOp, made_by, recorded, replay
+from torch_sink.image.core.ops import (
+    PIXELS,
+    RECORDERS_OF,
+    InPlaceOp,
+    Op,
+    Recorder,
+    ViewOp,
+    made_by,
+    recorded,
+    replay,
+    takes,
+)
 from torch_sink.image.core.recording import Recording
 from torch_sink.image.decode.source import EncodedSource, FinishedSource, replayed
 from torch_sink.image.handles.lazy import Lazy, without_memory
 from torch_sink.image.handles.names import StockTensorType, named_as, stays, unpickled, written
 from torch_sink.image.operations import RECORDERS
+
+NONE: dict[str, Any] = {}  # by name, arguments
 
 
 class Handle(Lazy):
@@ -40,7 +53,7 @@ class Handle(Lazy):
         handle = without_memory(cls, recording.shape, recording.dtype)
         handle.__dict__["lazy_recording"] = recording
         if type(recording.source) is EncodedSource and uses.begins_passes:
-            uses.note_of_file(handle)
+            uses.of_files[id(handle)] = handle
         if recording.calls and not ledger.has_recorded:
             ledger.note_recorded()
         return handle
@@ -71,12 +84,27 @@ class Handle(Lazy):
         """True for what is made of a file that was not decoded."""
         return isinstance(self.lazy_recording.source, EncodedSource)
 
-    def handle_of(self, made: Any, begun: Recording, kind: Any = None) -> Any:
-        """What a recorder made of the recording of this handle, as a handle; what is no recording as it is.
+    def record(self, recorder: Recorder, args: Sequence[Any] = (), kwargs: Any = NONE, kind: Any = None) -> Any:
+        """What a recorder makes of this handle and of other arguments, as a handle; what is no recording as it is.
 
         Where stock code's result shares memory with its input, or is the input itself, so does the handle. `kind` is
-        that of the handle of a tensor, by default this one's.
+        that of the handle of another tensor, by default this one's.
         """
+        begun: Recording = self.__dict__["lazy_recording"]
+        try:
+            made = recorder(begun, *args, **kwargs)
+        except TypeError:  # as `made_by`, without a call
+            if takes(recorder, begun, *args, **kwargs):
+                raise
+            return NotImplemented
+        if made is begun or type(made) is not Recording:
+            return self if made is begun else made
+        if made.mode is None and type(made.calls[-1]) is Op:
+            return (kind or type(self))(made)
+        return self.handle_of(made, begun, kind)
+
+    def handle_of(self, made: Any, begun: Recording, kind: Any = None) -> Any:
+        """As `record`, of what a recorder made."""
         if type(made) is not Recording:
             return made
         kind = kind or type(self)
@@ -151,7 +179,7 @@ class Handle(Lazy):
     def become_all(self, values: torch.Tensor) -> None:
         """Becomes a tensor of new values; the views of this handle become views of that tensor."""
         views, calls = self.lazy_views, self.lazy_recording.calls
-        uses.forget(self)
+        uses.of_files.pop(id(self), None)
         real = self.become(self._stock_type(values))
         for view in views:
             view.become_view(real, calls)

@@ -112,9 +112,9 @@ _METHODS = frozenset(Image.Transpose)
 def _transpose(image: Recording, method: Any) -> Any:
     if method not in _METHODS:
         return NotImplemented
-    width, height = image.size
+    channels, height, width = image.shape
     sides = (height, width) if method in _HALF_TURNS else (width, height)
-    return image.record(Op("pil.transpose", (int(method),)), (image.shape[0], *sides))
+    return image.record(Op("pil.transpose", (int(method),)), (channels, *sides))
 
 
 Operation(
@@ -122,8 +122,8 @@ Operation(
     stock={"pil.transpose": lambda image, method: image.transpose(method)},
     record={
         "Image.transpose": _transpose,
-        "pil.hflip": lambda image: _transpose(image, Image.Transpose.FLIP_LEFT_RIGHT),
-        "pil.vflip": lambda image: _transpose(image, Image.Transpose.FLIP_TOP_BOTTOM),
+        "pil.hflip": functools.partial(_transpose, method=Image.Transpose.FLIP_LEFT_RIGHT),
+        "pil.vflip": functools.partial(_transpose, method=Image.Transpose.FLIP_TOP_BOTTOM),
     },
     lower=_lower_transpose,
     examples=lambda a: of_method(a, "transpose", {method.name: (method,) for method in Image.Transpose}),

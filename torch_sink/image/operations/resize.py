@@ -24,6 +24,7 @@ from torch_sink.triton_kernels.rows import Kind
 
 NEAREST_MODES = (Mode.NEAREST, Mode.NEAREST_EXACT)
 SMOOTH_MODES = (Mode.BILINEAR, Mode.BICUBIC)
+_NEAREST = Image.Resampling.NEAREST
 _PILLOW_FILTERS = frozenset(range(6))  # Pillow 13 knows more; those are not recorded
 _FILTERS = {
     Mode.BILINEAR: Image.Resampling.BILINEAR,
@@ -45,10 +46,6 @@ def _resize_image(
     sides = tuple(size)
     if sides == image.size:
         return image.copied()
-    return _resized(image, sides, resample)
-
-
-def _resized(image: Recording, sides: tuple[int, int], resample: int) -> Any:
     op = Op("pil.resize", (sides, int(filter_of(image, resample))))
     return image.record(op, (image.shape[0], sides[1], sides[0]))
 
@@ -59,7 +56,7 @@ def _resize_pillow(image: Recording, size: Any, interpolation: int = Image.Resam
 
 def filter_of(image: Recording, resample: int) -> int:
     """The filter that Pillow uses: no color lies between two numbers of colors."""
-    return Image.Resampling.NEAREST if image.mode == "P" else resample
+    return _NEAREST if image.mode == "P" else resample
 
 
 # The filter that an interpolation means. Transforms of v2 keep its name, at which functionals of v1 raise.
@@ -72,18 +69,22 @@ def _resized_crop_image(
     interpolation: Any = Mode.BILINEAR, antialias: bool | None = True,
 ) -> Any:  # fmt: skip
     """A crop inside of the image, resized to a height and a width; stock code calls two methods of the image."""
-    is_size = isinstance(size, (list, tuple)) and len(size) == 2 and _is_size(size)
     is_box = type(top) is type(left) is type(height) is type(width) is int and image.mode is not None
     resample = filters.get(interpolation) if type(interpolation) in (Mode, str) else None
-    if not (is_size and is_box) or resample is None or antialias is False:
+    if not (is_box and isinstance(size, (list, tuple)) and len(size) == 2) or resample is None or antialias is False:
         return NotImplemented
-    box, (wide, high) = (left, top, left + width, top + height), image.size
-    if not (0 <= box[0] < box[2] <= wide and 0 <= box[1] < box[3] <= high):
+    (new_height, new_width), (channels, old_height, old_width) = size, image.shape
+    inside = 0 <= left < left + width <= old_width and 0 <= top < top + height <= old_height
+    if not (inside and type(new_height) is type(new_width) is int and new_height > 0 < new_width):
         return NotImplemented
-    check_size((wide, high), box)
-    cropped = image.record(Op("pil.crop", (box,)), (image.shape[0], height, width))
-    sides = size[1], size[0]
-    return cropped if sides == (width, height) else _resized(cropped, sides, resample)
+    box, most = (left, top, left + width, top + height), Image.MAX_IMAGE_PIXELS
+    if most is not None and height * width > most:
+        check_size((old_width, old_height), box)
+    cropped = Op("pil.crop", (box,))
+    if (new_height, new_width) == (height, width):
+        return image.record(cropped, (channels, height, width))
+    resized = Op("pil.resize", ((new_width, new_height), int(_NEAREST if image.mode == "P" else resample)))
+    return image.record(resized, (channels, new_height, new_width), before=(cropped,))
 
 
 # --- tensors
@@ -163,7 +164,7 @@ _FLOAT = (Kind.FILTER_X, Kind.FILTER_Y)
 
 def _lower_image(lowered: LoweredImage, size: tuple[int, int], resample: int) -> None:
     width, height = size
-    if resample == Image.Resampling.NEAREST:
+    if resample == _NEAREST:
         x_scale, y_scale = lowered.width / width, lowered.height / height
         x_table = tables.nearest_table(x_scale * 0.5, x_scale, width, lowered.width)
         remap(lowered, x_table, tables.nearest_table(y_scale * 0.5, y_scale, height, lowered.height))

@@ -163,6 +163,12 @@ class Program(NamedTuple):
         """uint8 [bytes] on the host: the sources, calls, and arrays."""
         return self.packed.blob
 
+    @property
+    def device_bytes(self) -> int:
+        """What making its batches takes on a device beside these: the block, and what is written for them."""
+        pixels = 0 if self.jpegs is None else self.jpegs.pixels_bytes
+        return self.block.nbytes + self.workspace_bytes + pixels
+
     def array(self, name: str) -> np.ndarray:
         """A view [rows, columns] of one of `ARRAYS` in the block."""
         begin, count, columns = self.arrays[name]

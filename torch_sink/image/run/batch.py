@@ -309,6 +309,12 @@ class LazyBatch(Lazy, torch.Tensor, metaclass=StockTensorType):  # type: ignore[
         (result,) = LazyBatch.__torch_sink_execute_all__([self], device, [how])
         return result
 
+    @property
+    def __torch_sink_memory__(self) -> tuple[int, int]:
+        """(`id` of what is shared with the batches made together with this one, bytes that it takes on a device)."""
+        shared = self.images.shared
+        return id(shared), shared.program.device_bytes if self.is_recording else 0
+
     @staticmethod
     def __torch_sink_execute_all__(
         batches: Sequence[LazyBatch], device: torch.device | str, how: Sequence[Mapping[str, Any]]
