@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, default_collate
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
@@ -26,18 +25,15 @@ from torchvision.transforms import v2
 import torch_sink
 from image.cases import encoded, write_classes
 from image.check import assert_same_bits
-from torch_sink.common.containers import flatten
-from torch_sink.image.decode.source import EncodedSource
+from image.views import META, assert_shared, in_slots, launched, made_there, programs_of, recorded
 from torch_sink.image.program.program import Wanted
-from torch_sink.image.run.batch import LazyBatch
-from torch_sink.image.run.device import DecodedImages, ProgramOnDevice
+from torch_sink.image.run.device import ProgramOnDevice
 from torch_sink.sink.openers import DataLoaderOpener
-from torch_sink.sink.slots import ImageFormat, execute_lazy
-from torch_sink.triton_kernels.launching import Launcher
+
+__all__ = ["launched"]
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
-META = torch.device("meta")
 COUNT = 6
 
 
@@ -72,56 +68,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_classes(tmp_path_factory.mktemp("images"), COUNT)
 
 
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each kernel is launched, and files are decoded; kernels do nothing."""
-    found: Counter[str] = Counter()
-    begin = DecodedImages.__init__
-    monkeypatch.setattr(Launcher, "__call__", lambda kernel, *_, **__: found.update([kernel.name]))
-    monkeypatch.setattr(
-        DecodedImages, "__init__", lambda images, *given: (found.update(["decoding"]), begin(images, *given))[1]
-    )
-    monkeypatch.setattr("torch_sink.image.run.batch.kernels_make", lambda *_: True)
-    return found
-
-
-def made_there(batches: list[Any]) -> None:
-    """As by `to` of the meta device, which is not asked for pixels otherwise."""
-    for batch in batches:
-        batch.images.shared.make([(batch.images, Wanted(META))])
-
-
-def in_slots(leaves: list[Any]) -> None:
-    """As a SinkLoader makes them."""
-    refuse, LazyBatch._refuse_meta = LazyBatch._refuse_meta, lambda batch: None  # type: ignore[method-assign]
-    try:
-        execute_lazy(flatten(leaves), ImageFormat(META), {})
-    finally:
-        LazyBatch._refuse_meta = refuse  # type: ignore[method-assign]
-
-
 def loaded(dataset: Any, **options: Any) -> Any:
     with torch_sink.image_backend("device", device="meta", strict=True):
         (batch,) = DataLoader(dataset, COUNT, **options)
     return batch
-
-
-def recorded(leaves: Any) -> list[Any]:
-    return [leaf for leaf in tree_leaves(leaves) if type(leaf) is LazyBatch]
-
-
-def programs_of(batch: Any) -> list[Any]:
-    return list({id(leaf.images.shared): leaf.program for leaf in recorded(batch)}.values())
-
-
-def assert_shared(batch: Any, views: int, files: int) -> None:
-    """One block holds each file once."""
-    assert len(recorded(batch)) == views
-    (program,) = programs_of(batch)
-    sources = program.packed.sources()
-    assert len(sources) == files
-    data = {source.path: bytes(source.data) for source in sources if isinstance(source, EncodedSource)}
-    assert data == {path: Path(path).read_bytes() for path in data}
 
 
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 1, "multiprocessing_context": "fork"}], ids=["here", "worker"])
