@@ -167,27 +167,34 @@ def agree_on_positions(shown: Sequence[list[int] | None], batch_size: int, polic
     return [] if not good else [next((g for g in good if g >= i), good[0]) for i in range(batch_size)]
 
 
-def select_samples(value: Any, positions: list[int], batch_size: int, is_done: Callable[[Any], bool]) -> Any:
-    """Keeps the samples at `positions` in every part of `value`: tensors `[N, ...]`, lists and tuples of length N.
+def select_samples(value: Any, kept: Mapping[int, list[int] | None], is_done: Callable[[Any], bool]) -> Any:
+    """Keeps some samples in every part of `value` that holds a batch: tensors `[N, ...]`, lists and tuples of length N.
 
-    A list or tuple that holds a finished leaf, or only tensors of N rows, is taken for a container of batches, not for
-    a list of samples. `is_done(leaf)` is true for leaves that have been indexed already.
+    A list or tuple that holds a finished leaf, or only tensors of as many rows as batches have, is taken for a
+    container of batches, not for a list of samples.
+
+    Args:
+        value: batches in any containers.
+        kept: {N, the number of samples of some batches: the positions of those that stay; None for all}.
+        is_done: true for leaves that have been indexed already.
     """
 
     def has_rows(leaf: Any) -> bool:
-        return isinstance(leaf, torch.Tensor) and leaf.ndim > 0 and leaf.shape[0] == batch_size
+        return isinstance(leaf, torch.Tensor) and leaf.ndim > 0 and leaf.shape[0] in kept
 
     def is_structure(inside: list[Any]) -> bool:
         return any(map(is_done, inside)) or (bool(inside) and all(map(has_rows, inside)))
 
     if isinstance(value, torch.Tensor):
-        if is_done(value) or not has_rows(value):
+        positions = kept[value.shape[0]] if has_rows(value) and not is_done(value) else None
+        if positions is None:
             return value
         return value.index_select(0, torch.tensor(positions, dtype=torch.long, device=value.device))
     is_list = isinstance(value, (list, tuple)) and not hasattr(value, "_fields")
-    if is_list and len(value) == batch_size and not is_structure(leaves(value)):
-        return type(value)(value[i] for i in positions)
+    if is_list and len(value) in kept and not is_structure(leaves(value)):
+        positions = kept[len(value)]
+        return value if positions is None else type(value)(value[i] for i in positions)
     inside = values_in(value)
     if inside is None:
         return value
-    return _rebuilt(value, [select_samples(child, positions, batch_size, is_done) for child in inside])
+    return _rebuilt(value, [select_samples(child, kept, is_done) for child in inside])

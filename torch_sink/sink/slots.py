@@ -160,17 +160,25 @@ def execute_lazy(batch: Flat, form: ImageFormat, targets: dict[int, torch.Tensor
             results |= zip(leaves, together([*leaves.values()], form.device, [how[key] for key in leaves]), strict=True)
         else:
             results |= {key: leaf.__torch_sink_execute__(form.device, **how[key]) for key, leaf in leaves.items()}
-    batch_size = int(next(iter(lazy.values())).shape[0])
-    wanted = agree_on_positions([positions for _, positions in results.values()], batch_size, policy)
-    if wanted is not None and len(results) > 1:
-        for key, (tensor, shown) in results.items():
+    of_size: dict[int, list[int]] = {}
+    for key, leaf in lazy.items():
+        of_size.setdefault(int(leaf.shape[0]), []).append(key)
+    kept: dict[int, list[int] | None] = {}  # batches of different sizes hold different samples
+    for size, keys in of_size.items():
+        kept[size] = wanted = agree_on_positions([results[key][1] for key in keys], size, policy)
+        if wanted is None or len(keys) == 1:
+            continue
+        for key in keys:
+            tensor, shown = results[key]
             found = wanted if shown is None else [shown.index(position) for position in wanted]
             rows = torch.tensor(found, dtype=torch.long, device=tensor.device)
             results[key] = tensor.index_select(0, rows), wanted
     batch = batch._replace(leaves=[results[id(leaf)][0] if id(leaf) in lazy else leaf for leaf in batch.leaves])
-    if wanted is None:
+    lost = [(size, wanted) for size, wanted in kept.items() if wanted is not None]
+    if not lost:
         return batch, None
     done = {id(tensor) for tensor, _ in results.values()}
-    rest = select_samples(batch.batch(), wanted, batch_size, lambda leaf: id(leaf) in done)
+    rest = select_samples(batch.batch(), kept, lambda leaf: id(leaf) in done)
     files = dict(file for leaf in lazy.values() for file in getattr(leaf, "broken_files", ()))
-    return flatten(rest), DecodeReport(batch_size - len(wanted), len(wanted) - len(set(wanted)), files)
+    skipped = sum(size - len(wanted) for size, wanted in lost)
+    return flatten(rest), DecodeReport(skipped, sum(len(wanted) - len({*wanted}) for _, wanted in lost), files)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import sys
+import weakref
 from typing import Any
 
 import numpy as np
@@ -223,3 +226,16 @@ def test_an_image_that_is_cropped_and_resized_counts_once(module: Any) -> None:
     with torch_sink.image_backend("device", device="meta"):
         module.resized_crop(image, 0, 0, 9, 9, [5, 5])
         assert list(fallback_report().counts.values()) == [1]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="the name of a method's class is found by its local variables")
+def test_naming_the_code_that_read_pixels_keeps_nothing_of_it_alive() -> None:
+    """A training loop that reads a batch on the CPU would hold what it had then until it ends."""
+    with torch_sink.image_backend("device", device="cpu"):
+        image = Image.open(io.BytesIO(encoded(30, 20)))
+        result = torch.zeros(3)
+        left = weakref.ref(result)
+        image.filter(ImageFilter.RankFilter(3, 2))
+        del result
+    assert fallback_report()
+    assert left() is None

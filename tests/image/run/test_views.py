@@ -7,17 +7,19 @@ import functools
 import gc
 import io
 import pickle
+import random
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from PIL import Image
-from torch.utils._pytree import tree_leaves
+from simulators.fake_cuda import FakeCuda, fake_cuda
 from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data._utils.pin_memory import pin_memory
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import functional as F
@@ -26,18 +28,15 @@ from torchvision.transforms import v2
 import torch_sink
 from image.cases import encoded, write_classes
 from image.check import assert_same_bits
-from torch_sink.common.containers import flatten
-from torch_sink.image.decode.source import EncodedSource
+from image.views import META, assert_shared, in_slots, launched, made_there, programs_of, recorded
 from torch_sink.image.program.program import Wanted
-from torch_sink.image.run.batch import LazyBatch
-from torch_sink.image.run.device import DecodedImages, ProgramOnDevice
+from torch_sink.image.run.device import ProgramOnDevice
 from torch_sink.sink.openers import DataLoaderOpener
-from torch_sink.sink.slots import ImageFormat, execute_lazy
-from torch_sink.triton_kernels.launching import Launcher
+
+__all__ = ["fake_cuda", "launched"]
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
-META = torch.device("meta")
 COUNT = 6
 
 
@@ -72,56 +71,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_classes(tmp_path_factory.mktemp("images"), COUNT)
 
 
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each kernel is launched, and files are decoded; kernels do nothing."""
-    found: Counter[str] = Counter()
-    begin = DecodedImages.__init__
-    monkeypatch.setattr(Launcher, "__call__", lambda kernel, *_, **__: found.update([kernel.name]))
-    monkeypatch.setattr(
-        DecodedImages, "__init__", lambda images, *given: (found.update(["decoding"]), begin(images, *given))[1]
-    )
-    monkeypatch.setattr("torch_sink.image.run.batch.kernels_make", lambda *_: True)
-    return found
-
-
-def made_there(batches: list[Any]) -> None:
-    """As by `to` of the meta device, which is not asked for pixels otherwise."""
-    for batch in batches:
-        batch.images.shared.make([(batch.images, Wanted(META))])
-
-
-def in_slots(leaves: list[Any]) -> None:
-    """As a SinkLoader makes them."""
-    refuse, LazyBatch._refuse_meta = LazyBatch._refuse_meta, lambda batch: None  # type: ignore[method-assign]
-    try:
-        execute_lazy(flatten(leaves), ImageFormat(META), {})
-    finally:
-        LazyBatch._refuse_meta = refuse  # type: ignore[method-assign]
-
-
 def loaded(dataset: Any, **options: Any) -> Any:
     with torch_sink.image_backend("device", device="meta", strict=True):
         (batch,) = DataLoader(dataset, COUNT, **options)
     return batch
-
-
-def recorded(leaves: Any) -> list[Any]:
-    return [leaf for leaf in tree_leaves(leaves) if type(leaf) is LazyBatch]
-
-
-def programs_of(batch: Any) -> list[Any]:
-    return list({id(leaf.images.shared): leaf.program for leaf in recorded(batch)}.values())
-
-
-def assert_shared(batch: Any, views: int, files: int) -> None:
-    """One block holds each file once."""
-    assert len(recorded(batch)) == views
-    (program,) = programs_of(batch)
-    sources = program.packed.sources()
-    assert len(sources) == files
-    data = {source.path: bytes(source.data) for source in sources if isinstance(source, EncodedSource)}
-    assert data == {path: Path(path).read_bytes() for path in data}
 
 
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 1, "multiprocessing_context": "fork"}], ids=["here", "worker"])
@@ -336,6 +289,86 @@ def test_a_mixed_view_shares_the_decoding(folder: Path, launched: Counter[str]) 
     assert launched["decoding"] == 1
 
 
+# --- several devices
+
+TWO_DEVICES = pytest.mark.parametrize("fake_cuda", [{"devices": 2}], indirect=True)
+
+
+@pytest.fixture
+def two_devices(fake_cuda: FakeCuda, launched: Counter[str]) -> Iterator[None]:
+    """Kernels do nothing on them, so Pillow decodes."""
+    torch_sink.set_decode_provider("pillow")
+    yield
+    torch_sink.set_decode_provider(None)
+
+
+def recorded_for_cuda(folder: Path, container: Any = list) -> Any:
+    with torch_sink.image_backend("device", device="cuda"):
+        torch.manual_seed(5)
+        return next(
+            iter(DataLoader(ImageFolder(str(folder), functools.partial(views_of, container=container)), COUNT))
+        )[0]
+
+
+def allocated() -> list[int]:
+    torch.cuda.synchronize(0)
+    torch.cuda.synchronize(1)
+    return [torch.cuda.memory_allocated(device) for device in range(2)]
+
+
+@TWO_DEVICES
+def test_views_on_two_devices_and_the_cpu(folder: Path, two_devices: None, launched: Counter[str]) -> None:
+    torch.manual_seed(5)
+    expected, _ = next(iter(DataLoader(ImageFolder(str(folder), views_of), COUNT)))
+    batch = recorded_for_cuda(folder)
+    made = [batch[0].to("cuda:1"), batch[1].to("cuda:0"), batch[2].to("cuda:1"), batch[3].cuda(1), batch[4].cuda()]
+    assert [one.device.index for one in made] == [1, 0, 1, 1, 0]
+    assert launched["decoding"] == 2
+    assert_same_bits(batch[5].to("cpu", copy=True), expected[5])
+    assert_same_bits(batch[6] + 0, expected[6])
+    assert launched["decoding"] == 2
+    del made, batch[5:]
+    assert allocated() == [0, 0]
+    assert_same_bits(batch[0].to("cpu", copy=True), expected[0])
+
+
+@TWO_DEVICES
+@pytest.mark.parametrize("first", range(0, 40, 10))
+def test_views_moved_in_any_way(folder: Path, two_devices: None, launched: Counter[str], first: int) -> None:
+    """On each device the files are decoded while no view that waits has their pixels, which the last of these frees."""
+    for seed in range(first, first + 10):
+        chance = random.Random(seed)
+        views = dict(enumerate(recorded_for_cuda(folder)[: chance.randint(2, 5)]))
+        waiting, on_cpu, decoded = {*views}, set[int](), 0
+        holders: list[set[int]] = [set(), set()]
+        launched.clear()
+        for _ in range(chance.randint(3, 12)):
+            at = chance.choice([*views]) if views else 0
+            action = chance.choice(("move", "move", "move", "cpu", "copy", "forget"))
+            if not views:
+                break
+            if action == "move":
+                device = chance.randrange(2)
+                views[at].to(f"cuda:{device}", dtype=chance.choice((None, torch.float16)))
+                if at not in on_cpu and not holders[device]:
+                    decoded, holders[device] = decoded + 1, {*waiting}
+            elif action == "cpu":
+                views[at].to("cpu", copy=True)
+                on_cpu.add(at)
+            elif action == "copy":
+                copy.deepcopy([*views.values()])
+                continue
+            else:
+                del views[at]
+            waiting.discard(at)
+            for held in holders:
+                held.discard(at)
+            assert launched["decoding"] == decoded, seed
+            assert [size > 0 for size in allocated()] == [bool(held) for held in holders], seed
+        views.clear()
+        assert allocated() == [0, 0]
+
+
 # --- travel
 
 
@@ -348,6 +381,44 @@ def test_copies_stay_together(folder: Path) -> None:
     assert len(pickle.dumps(batch)) < size + 20_000
     assert copy.copy(batch[3]).images is batch[3].images
     assert_shared(pickle.loads(pickle.dumps(batch[2:4])), 2, COUNT)
+
+
+@pytest.mark.parametrize("container", [list, tuple, named])
+def test_files_are_in_the_bytes_once(folder: Path, container: Any) -> None:
+    batch, _ = loaded(ImageFolder(str(folder), functools.partial(views_of, container=container)))
+    scans = [path.read_bytes()[-90:-40] for path in folder.rglob("*.jpg")]
+    assert [pickle.dumps(batch).count(scan) for scan in scans] == [1] * COUNT
+    first, second, third = recorded(batch)[:3]
+    # Views of which one is gone, or has its values.
+    assert [pickle.dumps({"views": (second, [third])}).count(scan) for scan in scans] == [1] * COUNT
+    first.images.destination = "cpu"
+    first.images.real()
+    assert [pickle.dumps((first, second, third)).count(scan) for scan in scans] == [1] * COUNT
+    assert [pickle.dumps(first).count(scan) for scan in scans] == [0] * COUNT
+
+
+@pytest.mark.parametrize("container", [list, tuple, named])
+def test_what_is_copied_holds_its_files_once(folder: Path, container: Any) -> None:
+    batch, _ = loaded(ImageFolder(str(folder), functools.partial(views_of, container=container)))
+    deep, shallow = copy.deepcopy(batch), copy.copy(batch)
+    blocks = [{one.program.block.data_ptr() for one in recorded(each)} for each in (batch, deep, shallow)]
+    assert [len(found) for found in blocks] == [1, 1, 1]
+    assert blocks[0] == blocks[2] != blocks[1]
+    assert_shared(deep, len(DINO), COUNT)
+
+
+@TWO_DEVICES
+@pytest.mark.parametrize("container", [list, tuple, named])
+def test_pinned_views_are_decoded_once(folder: Path, two_devices: None, launched: Counter[str], container: Any) -> None:
+    """As the thread that pins memory does it; the views that it was given may go."""
+    batch = pin_memory(recorded_for_cuda(folder, container))
+    views = recorded(batch)
+    assert_shared(batch, len(DINO), COUNT)
+    assert all(one.is_pinned() for one in views)
+    for one in reversed(views):
+        one.to("cuda:1")
+    assert launched["decoding"] == 1
+    assert allocated() == [0, 0]
 
 
 def test_a_block_is_pinned_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,3 +159,17 @@ def test_memory_of_a_loop_is_flat(device: Executor) -> None:
         seen.append(torch.cuda.memory_allocated())
         del made
     assert seen[4:] == seen[2:4] == seen[:2]
+
+
+@pytest.mark.parametrize("fake_cuda", [{"devices": 2}], indirect=True)
+def test_views_on_two_devices_and_the_cpu(expected: Any, device: Executor) -> None:
+    views = loaded()
+    places = ["cuda:1", "cuda:0", "cpu", "cuda:1"]
+    made = [view.to(place) for view, place in zip(views, places, strict=True)]
+    assert [str(one.device) for one in made] == places
+    for one, stock in zip(made, expected, strict=True):
+        assert_same_bits(one.cpu(), stock)
+    del made, one
+    torch.cuda.synchronize(0)
+    torch.cuda.synchronize(1)
+    assert [torch.cuda.memory_allocated(each) for each in range(2)] == [0, 0]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from image.check import assert_same_bits, device_in_use
+from image.check import EXACT, Promise, assert_keeps, assert_same_bits, device_in_use, promise_of_calls, runs_kernels
 from image.jpeg_files import damaged, jpeg
 from image.random_transforms import random_pipeline
 from torch.utils.data import DataLoader, default_collate
@@ -161,35 +161,77 @@ def test_a_batch_beside_what_is_made_of_it(folder: Path, decodings: list[Any], i
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("seed", range(4))
-def test_random_pipelines(folder: Path, seed: int) -> None:
-    """The views of a file, each by a pipeline of its own, side by side."""
-    chance = random.Random(seed)
-    pipelines = [v1.Compose([random_pipeline(chance, "v1"), _fit]) for _ in range(4)]
-    files = [str(path) for path in sorted(folder.rglob("*.jpg"))]
+@pytest.mark.halved
+@pytest.mark.parametrize("first", range(0, 60, 10))
+def test_random_pipelines(tmp_path: Path, first: int) -> None:
+    """The views of a file, each by a pipeline of its own: moved side by side, or one by one, some twice, some never."""
+    assert sum(_compare_views(random.Random(seed), tmp_path, seed) for seed in range(first, first + 10)) >= 5
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_many_random_pipelines(tmp_path: Path) -> None:
+    assert sum(_compare_views(random.Random(seed), tmp_path, seed) for seed in range(1000, 1200)) >= 200
+
+
+def _compare_views(chance: random.Random, folder: Path, seed: int) -> int:
+    """Compares what is moved with stock code's values; returns how many views are recorded."""
+    version = chance.choice(("v1", "v2"))
+    pipelines = [
+        v1.Compose([random_pipeline(chance, version), Fitted(chance.randint(1, 12))])
+        for _ in range(chance.randint(2, 5))
+    ]
+    files = [folder / f"{seed}_{number}.jpg" for number in range(chance.randint(1, 4))]
+    for number, file in enumerate(files):
+        file.write_bytes(jpeg(chance.choice(_SIDES), chance.choice(_SIDES), seed=seed + number, quality=60))
 
     def made() -> list[list[Any]]:
         torch.manual_seed(seed)
         random.seed(seed)
-        return [[one(default_loader(file)) for one in pipelines] for file in files]
+        return [[one(default_loader(str(file))) for one in pipelines] for file in files]
 
-    expected = [torch.utils.data.default_collate(list(each)) for each in zip(*made(), strict=True)]
+    try:
+        expected = [default_collate(list(each)) for each in zip(*made(), strict=True)]
+    except Exception:
+        return 0  # of stock code, for which other tests are
     with torch_sink.image_backend("device", device=device_in_use()):
-        samples = made()
-        (batch,) = DataLoader(samples, len(files), collate_fn=torch.utils.data.default_collate)
-        lazy = [one for one in batch if type(one) is LazyBatch]
-        together = iter(LazyBatch.__torch_sink_execute_all__(lazy, device_in_use(), [{}] * len(lazy)))
-        values = [next(together)[0] if type(one) is LazyBatch else one for one in batch]
-    for one, stock in zip(values, expected, strict=True):
-        torch.testing.assert_close(one.cpu(), stock, atol=1e-4, rtol=1e-4)
-        if stock.dtype == torch.uint8:
-            assert_same_bits(one.cpu(), stock)
+        (batch,) = DataLoader(made(), len(files), collate_fn=default_collate)
+        lazy = [at for at, one in enumerate(batch) if type(one) is LazyBatch]
+        moved = [chance.choice(lazy) for _ in [*lazy, *lazy[:1]]]
+        if chance.random() < 0.3:
+            moved = lazy
+            together = LazyBatch.__torch_sink_execute_all__(
+                [batch[at] for at in lazy], device_in_use(), [{}] * len(lazy)
+            )
+            values = [tensor for tensor, _ in together]
+        else:
+            values = [batch[at].to(device_in_use()) for at in moved]
+    for at, one in enumerate(batch):
+        if at not in lazy:
+            torch.testing.assert_close(one, expected[at], atol=1e-4, rtol=1e-4, equal_nan=True)
+    for at, one in zip(moved, values, strict=True):
+        assert_keeps(_promise(batch[at], expected[at]), one.cpu(), expected[at])
+    return len(lazy)
 
 
-def _fit(made: Any) -> Any:
-    """An image or a tensor as a tensor of one size."""
-    tensor = made if isinstance(made, torch.Tensor) else v1.functional.pil_to_tensor(made)
-    return v1.functional.center_crop(tensor[:1], [8, 8])
+_SIDES = (1, 2, 9, 16, 17, 31, 40)
+
+
+def _promise(batch: LazyBatch, expected: torch.Tensor) -> Promise:
+    images = batch.images.batch
+    calls = batch.program.packed.calls(slice(images.first, images.end))
+    return promise_of_calls(calls, expected) if runs_kernels() else EXACT
+
+
+class Fitted:
+    """Makes an image or a tensor a tensor of one size."""
+
+    def __init__(self, side: int) -> None:
+        self.side = side
+
+    def __call__(self, made: Any) -> Any:
+        tensor = made if isinstance(made, torch.Tensor) else v1.functional.pil_to_tensor(made)
+        return v1.functional.center_crop(tensor, [self.side, self.side])
 
 
 # --- damage

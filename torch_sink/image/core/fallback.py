@@ -279,16 +279,20 @@ def _caller(inner_module: str) -> str:
         module, code = frame.f_globals.get("__name__", ""), frame.f_code
         called = _name_of_called(frame.f_locals) if module in _CONTAINERS else None
         if called or module.partition(".")[0] not in inner:
-            return called or f"{module}.{placed(qualified_name(code, frame.f_locals), code)}"
+            return called or f"{module}.{placed(qualified_name(frame), code)}"
         frame = frame.f_back
     return "unknown caller"
 
 
-def qualified_name(code: CodeType, names: Mapping[str, Any]) -> str:
-    """The `co_qualname` of a function's code; in Python 3.10, which lacks it, at most with the name of its class."""
+def qualified_name(frame: FrameType) -> str:
+    """The `co_qualname` of a running function; in Python 3.10, which lacks it, at most with the name of its class.
+
+    Before Python 3.13, whoever reads `f_locals` leaves them in the frame: a training loop would keep a batch alive.
+    """
+    code = frame.f_code
     if hasattr(code, "co_qualname"):
         return str(code.co_qualname).replace("<locals>.", "")
-    classes = type(names.get("self")).__mro__
+    classes = type(frame.f_locals.get("self")).__mro__
     owners = [cls.__qualname__ for cls in classes if getattr(vars(cls).get(code.co_name), "__code__", None) is code]
     return ".".join([*owners[:1], code.co_name])
 

@@ -111,7 +111,7 @@ def _noted_calls() -> Iterator[dict[str, None]]:
 
     def note_call(frame: FrameType, event: str, function: Any) -> None:
         if event == "call" and frame.f_back is not None and _is_watched(frame.f_back) and not _is_watched(frame):
-            _note(names, str(frame.f_globals.get("__name__")), qualified_name(frame.f_code, frame.f_locals))
+            _note(names, str(frame.f_globals.get("__name__")), qualified_name(frame))
         elif event == "c_call" and _is_watched(frame):
             _note(names, _module_of(function), function.__name__)
 
