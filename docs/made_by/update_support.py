@@ -3,8 +3,9 @@
 python docs/made_by/update_support.py [--check]
 
 The data, `torch_sink/image/support.tsv`, have a line for each row, and for each release of torchvision that changed it.
-What the installed release has as they say stays; another row begins with this release. The page is about the newest
-release that is tested, and written there. With `--check` both are only compared.
+A row stays as it is where the trials find the same; another one begins with the installed release, and if an earlier
+one is known to have brought it, `since` can be set to that. The page is about the newest release that is tested, and
+only written there. With `--check` both are compared and stay.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ import torchvision
 from PIL import Image
 from torchvision.io import ImageReadMode, decode_image
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))  # the trials
+
+from image.trials.support import tried_rows
+
+import torch_sink
+from torch_sink.cli import SUPPORT_COLUMNS, SUPPORT_LEGEND
+from torch_sink.image.decode.source import EncodedSource
+from torch_sink.image.support import SupportRow, support_table
+from torch_sink.releases import NEWEST, numbers_of
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests"))  # the trials
-
-from image.trials.support import tried_rows  # noqa: E402
-
-import torch_sink  # noqa: E402
-from torch_sink.cli import SUPPORT_COLUMNS, SUPPORT_LEGEND  # noqa: E402
-from torch_sink.image.decode.source import EncodedSource  # noqa: E402
-from torch_sink.image.support import SupportRow, support_table  # noqa: E402
-from torch_sink.releases import NEWEST, numbers_of  # noqa: E402
-
 SUPPORT = ROOT / "docs" / "support.md"
 DATA = ROOT / "torch_sink" / "image" / "support.tsv"
 COLUMNS = ("name", "since", "on_pillow", "on_tensor", "limits")

@@ -45,9 +45,8 @@ INPUT_KINDS = ("Pillow images", "uint8 tensors", "float tensors")
 _ORDER = (PASSES, RECORDED, FALLBACK, REFUSED)
 _SIZE = 16, 24  # height and width
 _LARGEST_MATRIX = 4096  # values of an image that a matrix of all of them is made for
-
-
 _ONLY_FUNCTIONALS = "a function that only calls functionals from this table"
+_IN_FLOATS = "where stock code resizes bytes through float32"  # without AVX2
 
 
 def _read(image: Any) -> Any:
@@ -98,7 +97,7 @@ Trial = tuple[Example, Sequence[Callable[..., Any]]]
 
 
 def tried_rows() -> list[SupportRow]:
-    """The support table, freshly tried: with the processor's instructions that torchvision asks for, and without."""
+    """The support table, freshly tried: as on a processor with AVX2, and what differs on one without in `limits`."""
     with _undisturbed(), image_backend("device", device="meta"):
         return [_row(name, trials) for name, trials in entries().items()]
 
@@ -158,7 +157,7 @@ def _row(label: str, trials: list[Trial]) -> SupportRow:
     labels = [example.label for example, _ in trials]
     compared = [(text, ways, usual) for text, ways in zip(labels[1:], others, strict=True)]
     for text, ways, before in zip(labels, without, [usual, *others], strict=True):
-        compared.append((f"{text} without AVX2".lstrip(), ways, before))
+        compared.append((f"{text}, {_IN_FLOATS}".removeprefix(", "), ways, before))
     variants: dict[str, list[str]] = {}  # what is to be said about other calls, and other processors: their labels
     for text, ways, before in compared:
         for way in dict.fromkeys(ways):
