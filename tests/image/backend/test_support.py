@@ -58,13 +58,22 @@ def test_the_data_and_the_page_are_written_anew(
     monkeypatch.setattr(update_support, "tried_rows", lambda: tried)
     monkeypatch.setattr(sys, "argv", ["update_support.py", "--check"])
     assert update_support.main() == 0, f"run {sys.executable} docs/made_by/update_support.py"
-    data = update_support.DATA.read_text()
+    data, page = update_support.DATA.read_text(), update_support.SUPPORT.read_text()
     wrong = data.replace("v1.CenterCrop\t0.23\tkernel", "v1.CenterCrop\t0.23\texact fallback")
     assert wrong != data
     monkeypatch.setattr(update_support, "DATA", tmp_path / "support.tsv")
+    monkeypatch.setattr(update_support, "SUPPORT", tmp_path / "support.md")
+    update_support.SUPPORT.write_text(page)
     update_support.DATA.write_text(wrong)
     assert update_support.main() == 1
     assert "the support table is out of date" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["update_support.py"])
+    update_support.DATA.write_text("")
+    assert update_support.main() == 0
+    since = update_support.release()
+    expected = [[row.name, since, *filter(None, row[1:])] for row in tried]
+    assert [line.split("\t") for line in update_support.DATA.read_text().splitlines()[1:]] == expected
+    assert update_support.SUPPORT.read_text() == page
 
 
 def test_rows_begin_with_the_release_that_changed_them(update_support: ModuleType) -> None:
