@@ -179,9 +179,8 @@ def _section(title: str) -> str:
 
 def measure_all(device: str, images: Images, setting: str | None = None, rows: frozenset[Row] | None = None) -> Parity:
     """The table for all references, in processes that begin with some environment variables; by default all rows."""
+    from image.examples import REFERENCES
     from image.parity import Parity
-
-    from torch_sink.image.core.examples import REFERENCES
 
     before = dict(os.environ)
     os.environ.update(VARIABLES[setting] if setting else {})

@@ -1,6 +1,11 @@
-"""Write docs/support.md, the table of how each of torchvision's transforms runs; with --check only compare.
+"""Try each of torchvision's transforms, and write how it runs to the package's data and to docs/support.md.
 
 python docs/made_by/update_support.py [--check]
+
+The data, `torch_sink/image/support.tsv`, have a line for each row, and for each release of torchvision that changed it.
+A row stays as it is where the trials find the same; another one begins with the installed release, and if an earlier
+one is known to have brought it, `since` can be set to that. The page is about the newest release that is tested, and
+only written there. With `--check` both are compared and stay.
 """
 
 from __future__ import annotations
@@ -9,7 +14,7 @@ import argparse
 import io
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -17,27 +22,67 @@ import torchvision
 from PIL import Image
 from torchvision.io import ImageReadMode, decode_image
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))  # the trials
+
+from image.trials.support import tried_rows
+
 import torch_sink
 from torch_sink.cli import SUPPORT_COLUMNS, SUPPORT_LEGEND
 from torch_sink.image.decode.source import EncodedSource
-from torch_sink.image.support import support_table
+from torch_sink.image.support import SupportRow, support_table
+from torch_sink.releases import NEWEST, numbers_of
 
-SUPPORT = Path(__file__).resolve().parents[1] / "support.md"
+ROOT = Path(__file__).resolve().parents[2]
+SUPPORT = ROOT / "docs" / "support.md"
+DATA = ROOT / "torch_sink" / "image" / "support.tsv"
+COLUMNS = ("name", "since", "on_pillow", "on_tensor", "limits")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if the table is out of date")
     arguments = parser.parse_args()
-    text = support_page()
+    data = data_with(tried_rows(), DATA.read_text() if DATA.exists() else "", release())
     if not arguments.check:
-        SUPPORT.parent.mkdir(exist_ok=True)
-        SUPPORT.write_text(text)
+        DATA.write_text(data)
+        if is_newest():
+            SUPPORT.write_text(support_page())
         return 0
-    if SUPPORT.read_text() == text:
+    if data == DATA.read_text() and (not is_newest() or SUPPORT.read_text() == support_page()):
         return 0
-    print("docs/support.md is out of date: run python docs/made_by/update_support.py", file=sys.stderr)
+    print("the support table is out of date: run python docs/made_by/update_support.py", file=sys.stderr)
     return 1
+
+
+def is_newest() -> bool:
+    """Return whether torchvision's release is the one that the page is about."""
+    return release() == NEWEST["torchvision"]
+
+
+def data_with(rows: Sequence[SupportRow], before: str, since: str) -> str:
+    """Return the text of the data, with the rows of one release of torchvision, e.g. "0.29"."""
+    known: dict[str, dict[str, list[str]]] = {}  # {name: {release: the other cells}}
+    for line in before.splitlines()[1:]:
+        name, begun, *cells = line.split("\t")
+        known.setdefault(name, {})[begun] = cells
+    for name, *cells in rows:
+        held, made = known.setdefault(name, {}), list(filter(None, cells))  # most have no limits
+        if held_by(held, since) != made:
+            held[since] = made
+    lines = [COLUMNS]
+    for name in sorted(known, key=lambda name: (".functional." in name, name)):
+        last = None
+        for begun in sorted(known[name], key=numbers_of):
+            cells = known[name][begun]
+            lines += [(name, begun, *cells)] if cells != last else []
+            last = cells
+    return "".join("\t".join(line) + "\n" for line in lines)
+
+
+def held_by(cells_of: Mapping[str, list[str]], release: str) -> list[str] | None:
+    """Return the cells of a row that hold for a release, the last ones that begin with it or before it."""
+    begun = [each for each in cells_of if numbers_of(each) <= numbers_of(release)]
+    return cells_of[max(begun, key=numbers_of)] if begun else None
 
 
 def support_page() -> str:
@@ -45,9 +90,8 @@ def support_page() -> str:
     lines = [
         "# How torchvision's transforms run",
         "",
-        f"torchvision {release()}, x86-64 with AVX2; written by `python docs/made_by/update_support.py`,",
-        "which tries all.",
-        "`python -m torch_sink support` prints the table for the releases and the processor at hand;",
+        f"torchvision {release()}; written by `python docs/made_by/update_support.py`, which tries all.",
+        "`python -m torch_sink support` prints the table for the torchvision that is installed;",
         "`python -m torch_sink support ColorJitter blur` prints the rows whose names contain one of these.",
         "",
         "Without AVX2 stock torchvision resizes uint8 tensors through float32; last bits then depend on the processor.",

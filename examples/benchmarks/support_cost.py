@@ -34,12 +34,16 @@ from torchvision import transforms as v1
 from torchvision.datasets.folder import default_loader
 from torchvision.transforms import v2
 
+# Behind all others: the tests have folders that are called like a benchmark.
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
+
+from image.trials.support import INPUT_KINDS, Trial, arranged, entries
+
 import torch_sink
 from harness import describe, finish, make_parser, positive, save
 from torch_sink.cli.photos import make_photo, write_photos
 from torch_sink.cli.pipelines import seed_everything
 from torch_sink.cli.worker_cost import SIDES, in_turns, one_thread, percentiles
-from torch_sink.image.support import INPUT_KINDS, Trial, arranged, entries
 
 SIZES = {"32 x 32": 64, "500 x 375": 8}  # width and height -> images of a round, which are one batch
 MODULES: dict[str, Any] = {"v1": v1, "v2": v2}

@@ -15,7 +15,6 @@ from torchvision import transforms
 
 import torch_sink
 from torch_sink.cli import doctor, main, pipelines, worker_cost
-from torch_sink.image import support
 
 pytestmark = pytest.mark.once_on_oldest
 
@@ -127,11 +126,6 @@ def test_support_of_what_is_named(
     assert head.startswith("  transform or functional") is bool(rows)
     assert said in printed.err
     assert bool(printed.err) is bool(said)
-
-
-@pytest.mark.filterwarnings("ignore:The transform `ToTensor")
-def test_the_rows_of_the_support_table_are_those_that_can_be_named() -> None:
-    assert support.row_names() == list(support.entries())
 
 
 def test_bench_writes_what_it_prints(

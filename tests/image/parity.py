@@ -19,9 +19,10 @@ from torch.utils.data import default_collate
 from torchvision.transforms import functional as F1
 from torchvision.transforms.v2 import functional as F2
 
+from image.examples import REFERENCES, Arguments, Example
+from image.trials import examples_of
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.backend import image_backend
-from torch_sink.image.core.examples import REFERENCES, Arguments, Example
 from torch_sink.image.core.ops import Op
 from torch_sink.image.handles.tensor import Handle
 from torch_sink.image.operations import operations
@@ -190,7 +191,7 @@ def calls_of(reference: str, kind: ImageKind, seed: int) -> dict[str, Callable[[
     for operation in operations():
         chance = random.Random(f"{seed} {reference} {kind} {operation.name}")
         a = Arguments(chance, reference, kind.height, kind.width, len(kind.mode))
-        for example in operation.examples(a):
+        for example in examples_of(operation, a):
             if (functional := _functional(a, example)) is not None:
                 calls[example.title] = functools.partial(example.called, functional)
     return calls

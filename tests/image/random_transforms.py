@@ -16,7 +16,8 @@ from torchvision.transforms import functional as F1
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F2
 
-from torch_sink.image.core.examples import Arguments
+from image.examples import Arguments
+from image.trials import examples_of
 from torch_sink.image.operations import operations
 
 Make = Callable[[random.Random, Any], Any]
@@ -155,7 +156,7 @@ class _Example:
         examples = [
             example
             for operation in operations()
-            for example in operation.examples(arguments)
+            for example in examples_of(operation, arguments)
             if example.run or hasattr(functional, example.name)
         ]
         result = arguments.chance.choice(examples).called(functional, image)

@@ -71,14 +71,14 @@ def run_doctor(options: argparse.Namespace) -> int:
 def run_support(options: argparse.Namespace) -> int:
     """Which transforms run on the device: every one of torchvision's, or those that are named, one line each."""
     from torch_sink.cli.report import Table
-    from torch_sink.image.support import row_names, rows_of
+    from torch_sink.image.support import support_table
 
-    names = row_names()
-    of_each = {part: [name for name in names if part.lower() in name.lower()] for part in options.names or [""]}
-    if wanted := {name for found in of_each.values() for name in found}:
-        print(f"{Table('', SUPPORT_COLUMNS, rows_of(wanted)).as_text()}\n\n{SUPPORT_LEGEND}")
+    rows = support_table()
+    of_each = {part: [row for row in rows if part.lower() in row.name.lower()] for part in options.names or [""]}
+    if wanted := {row for found in of_each.values() for row in found}:
+        print(f"{Table('', SUPPORT_COLUMNS, [row for row in rows if row in wanted]).as_text()}\n\n{SUPPORT_LEGEND}")
     for part in (part for part, found in of_each.items() if not found):
-        known = {name.rpartition(".")[2].lower(): name.rpartition(".")[2] for name in names}
+        known = {name.lower(): name for name in (row.name.rpartition(".")[2] for row in rows)}
         near = [known[each] for each in get_close_matches(part.lower().rpartition(".")[2], known)]
         instead = f"; near: {', '.join(near)}" if near else ": without a name, the command lists them all"
         instead += ". Calls of torch on tensors are on the page 'Image backend'"

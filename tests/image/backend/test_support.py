@@ -1,26 +1,24 @@
-"""The support table: complete, true, and without side effects."""
+"""The support table: its data are what trials find, complete, and without side effects."""
 
 from __future__ import annotations
 
+import importlib
 import random
 import sys
-from collections import Counter
 from pathlib import Path
+from types import ModuleType
 
-import numpy as np
 import pytest
 import torch
 import torchvision
-from PIL import Image
 from torchvision import transforms
 from torchvision.transforms import v2
 
 import torch_sink
-from image.cases import RESIZES_BYTES_IN_INTEGERS
+from image.trials import support as trials
+from image.trials.support import FALLBACK, PASSES, RECORDED, REFUSED, Trial
 from torch_sink.image import support
-from torch_sink.image.core import settings
-from torch_sink.image.core.fallback import ledger
-from torch_sink.image.support import FALLBACK, NOT_TRIED, PASSES, RECORDED, REFUSED, SupportRow, Trial
+from torch_sink.image.support import NOT_TRIED, SupportRow
 
 pytestmark = pytest.mark.halved
 
@@ -33,25 +31,90 @@ def table() -> dict[str, SupportRow]:
     return {row.name: row for row in torch_sink.support_table()}
 
 
+@pytest.fixture(scope="module")
+def tried() -> list[SupportRow]:
+    return trials.tried_rows()
+
+
 @pytest.fixture
-def few_entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table tries a few entries of every kind: enough where its content does not matter."""
-    few = ("ColorJitter", "Lambda", "Normalize", "RandAugment", "RandomNovelty", "hflip", "jpeg", "to_pil_image")
-    for which in ("transform_names", "functional_names"):
-        stock = getattr(support, which)
-        monkeypatch.setattr(support, which, lambda module, stock=stock: [name for name in stock(module) if name in few])
+def update_support(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "made_by"))
+    return importlib.import_module("update_support")
 
 
-def test_every_transform_and_functional_is_tried(table: dict[str, SupportRow]) -> None:
-    unknown = [row.name for row in table.values() if NOT_TRIED in row]
-    assert not unknown, f"an operation or torch_sink/image/support.py needs a call of {unknown}"
-    assert all({row.on_pillow, row.on_tensor} <= WAYS for row in table.values())
+def test_the_rows_are_what_trials_find(table: dict[str, SupportRow], tried: list[SupportRow]) -> None:
+    wrong = [(row, table[row.name]) for row in tried if row != table[row.name]]
+    assert not wrong, f"run {sys.executable} docs/made_by/update_support.py"
+    assert [row.name for row in tried] == [*table]
+
+
+def test_the_data_and_the_page_are_written_anew(
+    tried: list[SupportRow],
+    update_support: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(update_support, "tried_rows", lambda: tried)
+    monkeypatch.setattr(sys, "argv", ["update_support.py", "--check"])
+    assert update_support.main() == 0, f"run {sys.executable} docs/made_by/update_support.py"
+    data, page = update_support.DATA.read_text(), update_support.SUPPORT.read_text()
+    wrong = data.replace("v1.CenterCrop\t0.23\tkernel", "v1.CenterCrop\t0.23\texact fallback")
+    assert wrong != data
+    monkeypatch.setattr(update_support, "DATA", tmp_path / "support.tsv")
+    monkeypatch.setattr(update_support, "SUPPORT", tmp_path / "support.md")
+    update_support.SUPPORT.write_text(page)
+    update_support.DATA.write_text(wrong)
+    assert update_support.main() == 1
+    assert "the support table is out of date" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["update_support.py"])
+    update_support.DATA.write_text("")
+    assert update_support.main() == 0
+    since = update_support.release()
+    expected = [[row.name, since, *filter(None, row[1:])] for row in tried]
+    assert [line.split("\t") for line in update_support.DATA.read_text().splitlines()[1:]] == expected
+    assert update_support.SUPPORT.read_text() == page
+
+
+def test_rows_begin_with_the_release_that_changed_them(update_support: ModuleType) -> None:
+    old, new = SupportRow("v1.Pad", RECORDED, RECORDED), SupportRow("v1.Pad", RECORDED, FALLBACK, "all: kernel")
+    head, *lines = (made := update_support.data_with([old], "", "0.23")).splitlines()
+    assert head.split("\t") == ["name", "since", *SupportRow._fields[1:]]
+    assert lines == [f"v1.Pad\t0.23\t{RECORDED}\t{RECORDED}"]
+    assert update_support.data_with([old], made, "0.29") == made
+    both = update_support.data_with([new], made, "0.29")
+    assert both == f"{made}v1.Pad\t0.29\t{RECORDED}\t{FALLBACK}\tall: kernel\n"
+    assert update_support.data_with([old], both, "0.23") == both
+    assert update_support.data_with([old], both, "0.28") == both
+    assert update_support.data_with([new], both, "0.100") == both
+    # What is so in the oldest release too, once that has run, is said once.
+    assert update_support.data_with([new], both, "0.23") == both.replace("0.29", "0.23").replace(
+        made[len(head) + 1 :], ""
+    )
+
+
+def test_the_installed_release_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    def row_of(name: str, release: str) -> SupportRow | None:
+        monkeypatch.setattr(torchvision, "__version__", release)
+        return next((row for row in torch_sink.support_table() if row.name == name), None)
+
+    rows = [row_of("v2.functional.resize", each) for each in ("0.23.0+cu128", "0.26.1", "0.27.0a0", "0.29.1", "1.0")]
+    before, since = "BOX, HAMMING, LANCZOS: not applicable", "BOX, HAMMING: not applicable"
+    assert [row is not None and row.limits.startswith(before) for row in rows] == [True, True, False, False, False]
+    assert [row is not None and row.limits.startswith(since) for row in rows] == [False, False, True, True, True]
+    monkeypatch.delattr(v2, "Resize")
+    assert row_of("v2.Resize", "0.29.1") is None
+
+
+def test_every_transform_and_functional_is_tried(tried: list[SupportRow]) -> None:
+    unknown = [row.name for row in tried if NOT_TRIED in row]
+    assert not unknown, f"a file of tests/image/trials needs a call of {unknown}"
+    assert all({row.on_pillow, row.on_tensor} <= WAYS for row in tried)
     for label, module in (("v1", transforms), ("v2", v2)):
-        assert {f"{label}.{name}" for name in support.transform_names(module)} <= set(table)
+        names = {row.name.removeprefix(f"{label}.") for row in tried}
+        assert set(support.transform_names(module)) <= names
         classes = {name for name, kind in vars(module).items() if isinstance(kind, type) and callable(kind)}
-        assert classes - {row.removeprefix(f"{label}.") for row in table} <= {
-            "AutoAugmentPolicy", "InterpolationMode", "Transform",
-        }  # fmt: skip
+        assert classes - names <= {"AutoAugmentPolicy", "InterpolationMode", "Transform"}
 
 
 def test_the_table_is_complete_without_the_kernels_behind_the_functionals() -> None:
@@ -60,7 +123,6 @@ def test_the_table_is_complete_without_the_kernels_behind_the_functionals() -> N
     assert not {"resize_image", "pad_mask", "crop_bounding_boxes", "flip_video", "register_kernel"} & set(names)
 
 
-@pytest.mark.usefixtures("few_entries")
 def test_an_entry_that_nobody_knows_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(v2, "RandomNovelty", type("RandomNovelty", (v2.Transform,), {}), raising=False)
     assert SupportRow("v2.RandomNovelty", NOT_TRIED, NOT_TRIED) in torch_sink.support_table()
@@ -100,12 +162,12 @@ def test_arguments_that_run_differently_are_limits(table: dict[str, SupportRow])
 
 
 def _refused_by_stock(trial: Trial, family: str, number: int) -> bool:
-    image, (example, calls) = support.sample_image(family, number), trial
+    image, (example, calls) = trials.sample_image(family, number), trial
     torch.default_generator.manual_seed(0)
     random.seed(0)
     try:
         for _ in range(example.draws):
-            calls[number](*support.arranged(image, example.form))
+            calls[number](*trials.arranged(image, example.form))
     except Exception:
         return True
     return False
@@ -116,81 +178,24 @@ def _refused_by_stock(trial: Trial, family: str, number: int) -> bool:
 def test_only_what_stock_refuses_is_refused(family: str) -> None:
     """An error of a recorded call must not look like an input that torchvision does not take."""
     module = {"v1": transforms, "v2": v2}[family]
-    found = {**support.transform_trials(family, module), **support.functional_trials(family, module)}
+    found = {**trials.transform_trials(family, module), **trials.functional_trials(family, module)}
     assert {*support.transform_names(module), *support.functional_names(module)} <= set(found)
     wrong = []
-    for name, trials in found.items():
-        for trial in trials:
+    for name, each in found.items():
+        for trial in each:
             stock = [_refused_by_stock(trial, family, number) for number in range(3)]
-            with support._undisturbed(), torch_sink.image_backend("device", device="meta"):
-                ours = [way == REFUSED for way in support.try_it(family, *trial)]
+            with trials._undisturbed(), torch_sink.image_backend("device", device="meta"):
+                ours = [way == REFUSED for way in trials.try_it(family, *trial)]
             if stock != ours:
                 wrong.append((name, trial[0].label, stock, ours))
     assert not wrong
 
 
-@pytest.mark.parametrize("active", [None, "cpu"])
-def test_the_table_disturbs_nothing(
-    active: str | None, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    if active is None:
-        request.getfixturevalue("few_entries")
-    seeded_devices: list[int] = []
-    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded_devices.append)
-    image = Image.new("RGB", (8, 8))
-    before = transforms.functional.to_tensor
-    with torch_sink.image_backend("PIL") if active is None else torch_sink.image_backend("device", device=active):
-        counted = Counter(torch_sink.fallback_report().counts)
-        if active:
-            v2.functional.jpeg(image, 90)
-            counted = Counter(torch_sink.fallback_report().counts)
-            assert counted
-        draws = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[union-attr, index]
-        name = torch_sink.get_image_backend()
-        torch_sink.support_table()
-        assert torch_sink.get_image_backend() == name
-        assert torch_sink.fallback_report().counts == counted
-        assert not seeded_devices
+def test_the_table_disturbs_nothing() -> None:
+    """Nothing is tried where a program asks for the table, and falls back there."""
+    with torch_sink.image_backend("device", device="cpu", strict=True):
+        draws = torch.get_rng_state(), random.getstate()
+        assert any(row.on_pillow == FALLBACK for row in torch_sink.support_table())
+        assert not torch_sink.fallback_report().counts
         assert torch.equal(torch.get_rng_state(), draws[0])
         assert random.getstate() == draws[1]
-        assert np.random.get_state()[1].tolist() == draws[2]  # type: ignore[union-attr, index]
-        if active:
-            batch = torch.utils.data.default_collate([transforms.functional.to_tensor(image)])
-            assert type(batch) is torch.Tensor, "the device of the active backend was not restored"
-    assert transforms.functional.to_tensor is before
-
-
-@pytest.mark.usefixtures("few_entries")
-def test_the_table_works_where_fallbacks_are_forbidden() -> None:
-    with torch_sink.image_backend("device", device="cpu", strict=True):
-        rows = torch_sink.support_table()
-        assert any(row.on_pillow == FALLBACK for row in rows)
-        with pytest.raises(torch_sink.UnsupportedOperation):
-            v2.functional.jpeg(Image.new("RGB", (8, 8)), 90)
-
-
-@pytest.mark.skipif(not RESIZES_BYTES_IN_INTEGERS, reason="docs/support.md is about processors with AVX2")
-def test_the_committed_page_is_current(monkeypatch: pytest.MonkeyPatch, table: dict[str, SupportRow]) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "docs" / "made_by"))
-    import update_support
-
-    monkeypatch.setattr(update_support, "support_table", lambda: [*table.values()])
-    page = update_support.SUPPORT.read_text()
-    if f"torchvision {update_support.release()}," not in page:
-        pytest.skip(f"docs/support.md is about another release than torchvision {torchvision.__version__}")
-    assert page == update_support.support_page(), "run python docs/made_by/update_support.py"
-    monkeypatch.setattr(sys, "argv", ["update_support.py", "--check"])
-    assert update_support.main() == 0
-
-
-@pytest.mark.usefixtures("few_entries")
-def test_the_table_keeps_what_workers_counted() -> None:
-    with torch_sink.image_backend("device", device="cpu"):
-        before = settings.active
-        assert before is not None
-        ledger.arrive((before.report, (Counter({("blur", "no kernel"): 2}), True, 0, [])))
-        counts = torch_sink.fallback_report().counts
-        assert counts["blur", "no kernel"] == 2
-        torch_sink.support_table()
-        assert torch_sink.fallback_report().counts == counts
-        assert settings.active == before

@@ -1,4 +1,4 @@
-"""Every record of an operation is complete: stock code, kernel work, a promise, and examples of its calls."""
+"""Every record of an operation is complete: stock code, kernel work, a promise; and it has examples of its calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from PIL import Image
 from torchvision import transforms
 
 import torch_sink
-from torch_sink.image.core.examples import REFERENCES, Arguments, Example
+from image.examples import REFERENCES, Arguments, Example
+from image.trials import EXAMPLES, examples_of
 from torch_sink.image.core.ops import LOWER, RECORDERS_OF, Operation, Promise, recorded
 from torch_sink.image.operations import operations
 
@@ -37,7 +38,7 @@ def missing(operation: Operation) -> set[str]:
         "stock": not operation.stock or not all(map(callable, operation.stock.values())),
         "lower": not operation.is_value and not LOWER.keys() | WITHOUT_WORK >= operation.stock.keys(),
         "promise": not isinstance(operation.promise, Promise) and not callable(operation.promise),
-        "examples": not any(list(operation.examples(each)) for each in arguments) and not on_batches,
+        "examples": not any(examples_of(operation, each) for each in arguments) and not on_batches,
     }
     return {what for what, is_missing in lacks.items() if is_missing}
 
@@ -47,13 +48,18 @@ def test_a_record_is_complete(operation: Operation) -> None:
     assert not missing(operation)
 
 
+def test_examples_stand_in_the_order_of_operations() -> None:
+    """And none is of an operation that nobody knows."""
+    assert [*EXAMPLES] == [operation.name for operation in operations() if operation.name in EXAMPLES]
+
+
 @pytest.mark.parametrize("operation", operations(), ids=lambda operation: operation.name)
 def test_contiguous_returns_a_tensor_itself_where_stock_code_does(operation: Operation) -> None:
     """A call after which nobody knows gives a second tensor of the same memory."""
     for reference in REFERENCES[1:]:
         a = Arguments(random.Random(0), reference, 16, 24, 3)
         image = Image.fromarray(a.noise(16, 24).mul(1 / a.scale).byte().permute(1, 2, 0).numpy())
-        for example in operation.examples(a):
+        for example in examples_of(operation, a):
             if example.run or hasattr(a.functional, example.name):
                 with suppress(TypeError, ValueError, NotImplementedError):  # arguments that this family refuses
                     expected = _called(example, a, image)

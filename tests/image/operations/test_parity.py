@@ -15,9 +15,9 @@ from torchvision.transforms.v2 import functional as F2
 
 import torch_sink
 from image.cases import RESIZES_BYTES_IN_INTEGERS
+from image.examples import REFERENCES
 from image.parity import EXACT, ImageKind, Measured, Parity, converted, measure
 from torch_sink.cli.photos import make_photo
-from torch_sink.image.core.examples import REFERENCES
 from torch_sink.image.operations import OPERATIONS
 
 pytestmark = pytest.mark.halved

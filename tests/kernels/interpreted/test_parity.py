@@ -11,12 +11,12 @@ import pytest
 import torch
 from image.cases import CORE, rgb_images
 from image.check import check_pipeline, device_in_use
+from image.examples import REFERENCES
 from image.parity import ImageKind, measure, promise_of
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2.functional import _geometry
 
 from torch_sink.image.core import lowering
-from torch_sink.image.core.examples import REFERENCES
 from torch_sink.image.core.ops import Op
 from torch_sink.image.operations import resize as lower_resize
 from torch_sink.image.program import jobs, launches

@@ -13,14 +13,11 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-
-if TYPE_CHECKING:
-    from torch_sink.image.core.examples import Arguments, Example
 
 Stock = Callable[..., Any]
 Lower = Callable[..., None]
@@ -117,8 +114,6 @@ class Operation:
         lower: turns its calls into kernel work: {name: function}, or one function for all names. It takes the
             `LoweredImage`, and the arguments of the recorded call. Calls that a table of 256 values holds need none.
         promise: how close the kernels come to it on tensors, or a function of the call that says so.
-        examples: calls with arguments drawn at random: the parity table compares them, the support table tries them.
-        transforms: {transform class: ways to construct it}, for the support table.
         takes_palettes: it only moves pixels, which may be the numbers of colors in a palette.
         is_value: it makes one value of each, behind a conversion to a tensor: a table of 256 values holds it.
         moves: on floats it moves pixels and writes no new values, so that it may come before a table of values.
@@ -135,8 +130,6 @@ class Operation:
     record: Mapping[Any, Recorder] = field(default_factory=dict)
     lower: Lower | Mapping[str, Lower] | None = None
     promise: Promise | Callable[[Op], Promise] = EXACT
-    examples: Callable[[Arguments], Iterable[Example]] = lambda a: ()
-    transforms: Mapping[str, Sequence[Example]] = field(default_factory=dict)
     takes_palettes: bool = False
     is_value: bool = False
     moves: bool = False

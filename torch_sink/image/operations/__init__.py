@@ -1,7 +1,7 @@
 """The operations that are recorded, one record each, one file a family.
 
-A record says what a call on an image becomes, its stock code, the kernel work that it is, what is promised, and how to
-call it; CONTRIBUTING.md adds one step by step.
+A record says what a call on an image becomes, its stock code, the kernel work that it is, and what is promised;
+CONTRIBUTING.md adds one step by step.
 """
 
 from torch_sink.image.core.ops import OPERATIONS, RECORDERS, TAKE_PALETTES, operations

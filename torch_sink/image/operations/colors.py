@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,7 +9,6 @@ from torchvision.transforms import _functional_pil as F_pil
 from torchvision.transforms.v2 import functional as F_v2
 
 from torch_sink.image.core.arguments import is_computed_in_float32, is_number, leaves_range, permutation_of
-from torch_sink.image.core.examples import Arguments, Example, of_method, sample
 from torch_sink.image.core.lowering import FAMILIES, LoweredImage, by_formula, float_bits
 from torch_sink.image.core.ops import BLENDED, EXACT_BYTES, NUMERIC, Op, Operation, ViewOp, always, both
 from torch_sink.image.core.recording import Recording
@@ -30,14 +28,6 @@ functional(
     "adjust_brightness",
     _brightness,
     lambda lowered, factor: lowered.add(Kind.BRIGHTNESS, factor=factor),
-    lambda a: (a.factor(),),
-    transforms={
-        "ColorJitter": [
-            sample(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1),
-            sample(brightness=0.4, label="brightness alone"),
-        ],
-        "RandomPhotometricDistort": [sample(p=1.0), sample(p=0.0, label="p=0")],
-    },
     clamps=always,
     loses_info=always,
 )
@@ -65,7 +55,6 @@ functional(
     "adjust_contrast",
     _contrast,
     by_formula("adjust_contrast", _lower_contrast, FAMILIES),
-    lambda a: (a.factor(),),
     promise=BLENDED,
     clamps=always,
     loses_info=always,
@@ -91,7 +80,6 @@ functional(
     "adjust_saturation",
     _saturation,
     by_formula("adjust_saturation", _lower_saturation, FAMILIES),
-    lambda a: (a.factor(),),
     promise=BLENDED,
     clamps=always,
 )
@@ -124,7 +112,6 @@ functional(
     "adjust_hue",
     _hue,
     {"pil.adjust_hue": _lower_hue_of_image, **by_formula("adjust_hue", _lower_hue)},
-    lambda a: (a.chance.uniform(-0.5, 0.5),),
     promise=BLENDED,
     changes_layout=always,
     loses_info=always,
@@ -179,13 +166,6 @@ def _lower_convert(lowered: LoweredImage, mode: str) -> None:
         _lower_gray(lowered, 1)
 
 
-def _gray_examples(a: Arguments) -> Iterator[Example]:
-    for name in ("to_grayscale", "rgb_to_grayscale") if a.is_pillow else ("rgb_to_grayscale",):
-        yield Example(name, (1,))
-        yield Example(name, (3,), label="3 channels")
-    yield from of_method(a, "convert", {"L": ("L",), "RGB": ("RGB",)})
-
-
 Operation(
     "gray",
     stock={
@@ -200,8 +180,6 @@ Operation(
         **by_formula("rgb_to_grayscale", _lower_gray),
     },
     promise=EXACT_BYTES,
-    examples=_gray_examples,
-    transforms={"Grayscale": [sample(), sample(3, label="3 channels")], "RandomGrayscale": [sample(p=1.0)]},
     changes_layout=lambda op: op.args == (3,),  # the three channels share memory
     loses_info=lambda op: op.name == "pil.to_grayscale" and op.args == (3,),
 )
@@ -221,13 +199,6 @@ def _lower_to_rgb(lowered: LoweredImage) -> None:
     lowered.channels = 3
 
 
-def _rgb_examples(a: Arguments) -> Iterator[Example]:
-    yield Example("grayscale_to_rgb")
-    if a.is_pillow or a.functional is F_v2:
-        gray = F_v2.rgb_to_grayscale
-        yield Example("grayscale_to_rgb", label="gray images", run=lambda image: F_v2.grayscale_to_rgb(gray(image, 1)))
-
-
 Operation(
     "gray to RGB",
     stock=stock_of("grayscale_to_rgb"),
@@ -237,8 +208,6 @@ Operation(
         ),
     },
     lower=_lower_to_rgb,
-    examples=_rgb_examples,
-    transforms={"RGB": [sample()]},
 )
 
 
@@ -254,21 +223,9 @@ def _expand(image: Recording, channels: Any, height: Any = None, width: Any = No
     return _spread(image, "expand") if fits else NotImplemented
 
 
-def _spread_examples(a: Arguments) -> Iterator[Example]:
-    if a.is_pillow:
-        return
-    yield Example(
-        "repeat", label="gray images", run=lambda image: a.functional.rgb_to_grayscale(image, 1).repeat(3, 1, 1)
-    )
-    yield Example(
-        "expand", label="gray images", run=lambda image: a.functional.rgb_to_grayscale(image, 1).expand(3, -1, -1)
-    )
-
-
 Operation(
     "three equal channels",
     stock={"repeat": lambda image: image.repeat(3, 1, 1), "expand": lambda image: image.expand(3, -1, -1)},
-    examples=_spread_examples,
     record={torch.Tensor.repeat: _repeat, torch.Tensor.expand: _expand},
     lower=_lower_to_rgb,
     changes_layout=lambda op: op.name == "expand",
@@ -290,16 +247,9 @@ def _lower_permute(lowered: LoweredImage, permutation: tuple[int, ...]) -> None:
         lowered.add(Kind.PERMUTE, *permutation)
 
 
-def _permutations(a: Arguments) -> Iterator[Example]:
-    if a.is_pillow or a.functional is F_v2:
-        yield Example("permute_channels", (a.chance.sample(range(a.channels), a.channels),))
-
-
 Operation(
     "channels",
     stock={"v2.permute_channels": lambda image, order: F_v2.permute_channels_image(image, list(order))},
     record={"v2.permute_channels": permute_channels},
     lower=_lower_permute,
-    examples=_permutations,
-    transforms={"RandomChannelPermutation": [sample()]},
 )

@@ -16,7 +16,6 @@ from torchvision.transforms.v2.functional._geometry import (
 )
 
 from torch_sink.image.core.arguments import Sides, color_of, fits_range, is_number, padding_fits, sides_of, size_of
-from torch_sink.image.core.examples import Example, sample
 from torch_sink.image.core.lowering import ATOM, ATOM_BYTES, OUTPUT_HEIGHT, OUTPUT_WIDTH, LoweredImage
 from torch_sink.image.core.ops import RECORDERS, Op, Operation, ViewOp, always, both
 from torch_sink.image.core.recording import Recording
@@ -181,25 +180,10 @@ Operation(
         # torchvision's `center_crop` of Pillow images calls its own `pad`, which has no stand-in.
         "pil.center_crop": functools.partial(_center_crop, "pil"),
     },
-    examples=lambda a: [
-        Example("crop", (*a.corner(), *a.smaller)),
-        Example("crop", (*a.corner_outside(), *a.smaller), label="partly outside"),
-        Example("center_crop", (a.smaller,)), Example("center_crop", ([a.height + 3, a.width + 4],), label="larger"),
-        Example("five_crop", (a.smaller,)), Example("ten_crop", (a.smaller,)),
-    ],
     changes_layout=always,
-    transforms={
-        "CenterCrop": [sample(8), sample(32, label="larger than the image")],
-        "FiveCrop": [sample(8)],
-        "RandomCrop": [
-            sample(8), sample(8, padding=2, label="padding"),
-            sample(32, pad_if_needed=True, label="pad_if_needed=True"),
-        ],
-        "TenCrop": [sample(8)],
-    },
     takes_palettes=True,
     moves=True,
-)  # fmt: skip
+)
 
 # --- parts of tensors
 
@@ -279,19 +263,7 @@ functional(
     "pad",
     _pad,
     _lower_pad,
-    examples=lambda a: [
-        Example("pad", (a.padding,), {"fill": a.chance.randrange(256) * a.scale}),
-        *(Example("pad", (a.padding,), {"padding_mode": mode}, mode) for mode in ("edge", "reflect", "symmetric")),
-        Example("pad", (a.padding,), {"fill": tuple(a.fill()) if a.is_pillow else a.fill()}, "a color"),
-    ],
-    transforms={
-        "Pad": [
-            sample(2), sample(2, fill=(1, 2, 3), label="fill of one value a channel"),
-            *(sample(2, padding_mode=mode, label=f"padding_mode={mode!r}") for mode in ("edge", "reflect")),
-        ],
-        "RandomZoomOut": [sample(p=1.0)],
-    },
     takes_palettes=True,
     leaves_range=lambda op: op.args[2] == "constant" and not fits_range(op.args[1]),
     loses_info=always,
-)  # fmt: skip
+)

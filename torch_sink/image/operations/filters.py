@@ -14,7 +14,6 @@ from torchvision.transforms import _functional_tensor as F_tensor
 from torchvision.transforms.v2.functional import _misc as v2_misc
 
 from torch_sink.image.core.arguments import is_number, is_rounded_by_torch
-from torch_sink.image.core.examples import Arguments, Example, of_method, sample
 from torch_sink.image.core.lowering import FAMILIES, LoweredImage, by_formula, float_bits
 from torch_sink.image.core.ops import EXACT_BYTES, NUMERIC, ROUNDED, Op, Operation, always
 from torch_sink.image.core.recording import Recording
@@ -104,11 +103,6 @@ functional(
     {f"{family}.gaussian_blur": functools.partial(_lower_gaussian_blur, family) for family in _AXIS},
     stock={f"{family}.gaussian_blur": functools.partial(_stock_blur, family) for family in _AXIS},
     promise=ROUNDED,
-    examples=lambda a: [
-        Example("gaussian_blur", ([3, 5], [0.9, 1.3]), label="3 x 5"),
-        Example("gaussian_blur", ([9, 9], a.chance.uniform(0.5, 3)), label="9 x 9"),
-    ],
-    transforms={"GaussianBlur": [sample(3)]},
 )
 
 # --- Pillow's blur
@@ -216,18 +210,6 @@ def _filter(image: Recording, filter: Any) -> Any:
     return _convolve_image(image, *arguments) if type(arguments) is tuple and len(arguments) == 4 else NotImplemented
 
 
-def _filter_examples(a: Arguments) -> list[Example]:
-    calls: dict[str, Any] = {
-        "GaussianBlur": ImageFilter.GaussianBlur(a.chance.uniform(0.1, 3)),
-        "SHARPEN": ImageFilter.SHARPEN,
-        "SMOOTH_MORE": ImageFilter.SMOOTH_MORE,
-    }
-    for side in (3, 5):
-        weights = [a.chance.uniform(-1, 2) for _ in range(side**2)]
-        calls[f"Kernel, {side} x {side}"] = ImageFilter.Kernel((side, side), weights, offset=a.chance.uniform(-50, 50))
-    return of_method(a, "filter", {name: (filter,) for name, filter in calls.items()})
-
-
 Operation(
     "Pillow's filters",
     stock={
@@ -238,7 +220,6 @@ Operation(
     },
     record={"Image.filter": _filter},
     lower={"pil.gaussian_blur": _lower_blur_of_image, "pil.kernel": _lower_kernel},
-    examples=_filter_examples,
 )
 
 # --- sharpness
@@ -260,8 +241,6 @@ functional(
     "adjust_sharpness",
     _sharpness,
     by_formula("adjust_sharpness", _lower_sharpness, FAMILIES),
-    lambda a: (a.factor(),),
     promise=EXACT_BYTES,
-    transforms={"RandomAdjustSharpness": [sample(2.0, p=1.0)]},
     clamps=always,
 )

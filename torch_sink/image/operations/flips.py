@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from PIL import Image
-from torchvision.transforms import InterpolationMode as Mode
 from torchvision.transforms import _functional_tensor as F_tensor
 from torchvision.transforms.v2 import functional as F_v2
 
-from torch_sink.image.core.examples import Arguments, Example, of_method, sample
 from torch_sink.image.core.lowering import LoweredImage, byte_fill
 from torch_sink.image.core.ops import Op, Operation, ViewOp, always
 from torch_sink.image.core.recording import Recording
@@ -70,8 +67,6 @@ for _word, _letter, _record in (("horizontal", "h", flip), ("vertical", "v", fli
         },
         record={f"v1.{_letter}flip": _record, f"v2.{_word}_flip": _record},
         lower=functools.partial(_lower_flip, x=_letter == "h", y=_letter == "v"),
-        examples=lambda a, name=f"{_letter}flip": [Example(name)],  # type: ignore[misc]
-        transforms={f"Random{_word.capitalize()}Flip": [sample(p=1.0)]},
         moves=True,
     )
 
@@ -101,7 +96,6 @@ Operation(
     stock={"flip of channels": lambda image: image.flip(0)},
     record={torch.flip: lambda image, dims: _flip(image, dims), torch.Tensor.flip: _flip},
     lower=_lower_flip_of_channels,
-    examples=lambda a: [] if a.is_pillow else [Example("flip", run=lambda image: image.flip(0, 1, 2))],
 )
 
 # --- turns
@@ -126,7 +120,6 @@ Operation(
         "pil.vflip": functools.partial(_transpose, method=Image.Transpose.FLIP_TOP_BOTTOM),
     },
     lower=_lower_transpose,
-    examples=lambda a: of_method(a, "transpose", {method.name: (method,) for method in Image.Transpose}),
 )
 
 
@@ -153,18 +146,11 @@ def _rot90(image: Recording, k: Any = 1, dims: Any = (0, 1)) -> Any:
     return turned(image, turns) if turns else _clone(image, torch.contiguous_format)
 
 
-def _turn_examples(a: Arguments) -> Iterator[Example]:
-    yield Example("rotate", (90.0, Mode.BILINEAR), {"expand": True}, "BILINEAR, a quarter turn")
-    if not a.is_pillow:
-        yield Example("rot90", run=lambda image: image.rot90(1, (1, 2)))
-
-
 Operation(
     "quarter turns",
     stock={"v2.quarter_turns": lambda image, turns: image.rot90(turns, (-2, -1)) if turns else image.clone()},
     record=dict.fromkeys((torch.rot90, torch.Tensor.rot90), _rot90),
     lower=_lower_turns,
-    examples=_turn_examples,
     moves=True,
     changes_layout=always,
 )
@@ -196,7 +182,6 @@ Operation(
         torch.Tensor.permute: _permuted,
     },
     lower=functools.partial(_lower_transpose, method=Image.Transpose.TRANSPOSE),
-    examples=lambda a: [] if a.is_pillow else [Example("transpose", run=lambda image: image.transpose(1, 2))],
     moves=True,
     changes_layout=always,
 )
@@ -213,7 +198,6 @@ Operation(
     "clone",
     stock={"clone": lambda image, memory_format: image.clone(memory_format=memory_format)},
     record=dict.fromkeys((torch.clone, torch.Tensor.clone), _clone),
-    examples=lambda a: [] if a.is_pillow else [Example("clone", run=lambda image: image.clone())],
     moves=True,
 )
 
@@ -234,6 +218,5 @@ Operation(
     "contiguous",
     stock={"contiguous": torch.Tensor.contiguous},
     record={torch.Tensor.contiguous: _contiguous},
-    examples=lambda a: [] if a.is_pillow else [Example("contiguous", run=lambda image: image.contiguous())],
     moves=True,
 )

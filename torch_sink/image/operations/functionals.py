@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from torchvision.transforms import _functional_tensor as F_tensor
 from torchvision.transforms.v2 import functional as F_v2
 
 from torch_sink.image.core.arguments import is_computed_in_float32, is_factor, is_number, is_scaled_bytes
-from torch_sink.image.core.examples import Arguments, Example
 from torch_sink.image.core.ops import NUMERIC, Lower, Op, Operation, Recorder, Stock
 from torch_sink.image.core.recording import Recording
 
@@ -31,7 +29,6 @@ def functional(
     name: str,
     record: Recorder,
     lower: Lower | dict[str, Lower],
-    arguments: Callable[[Arguments], tuple[Any, ...]] = lambda a: (),
     **fields: Any,
 ) -> None:
     """Makes the operation of one functional known.
@@ -40,13 +37,11 @@ def functional(
         name: of the functional.
         record: its recorder for all families, whose first argument is "pil", "v1" or "v2".
         lower: as in `Operation`.
-        arguments: behind the image, of the usual example.
         fields: the others of `Operation`.
     """
     stock = stock_of(name)
     recorders = {call: functools.partial(record, "pil") if call.startswith("pil.") else record for call in stock}
-    fields = {"stock": stock, "examples": lambda a: [Example(name, arguments(a))], **fields}
-    Operation(name, record=recorders, lower=lower, **fields)
+    Operation(name, record=recorders, lower=lower, **{"stock": stock, **fields})
 
 
 def adjusted(name: str, image: Recording, factor: Any) -> Any:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from torch_sink.image.core.arguments import fits_range
-from torch_sink.image.core.examples import Arguments, Example, sample
 from torch_sink.image.core.lowering import LoweredImage, three
 from torch_sink.image.core.ops import Op, Operation, Stock, TensorArgument
 from torch_sink.image.core.recording import Recording, record_maybe_in_place
@@ -66,20 +64,11 @@ def _leaves_range(op: Op) -> bool:
     return not fits_range(written.tensor.flatten().tolist() if isinstance(written, TensorArgument) else written)
 
 
-def _erase_examples(a: Arguments) -> Iterator[Example]:
-    (top, left), (height, width) = a.corner(), a.smaller
-    color = torch.tensor(a.fill()).to(torch.uint8 if a.scale == 1 else torch.float32).reshape(-1, 1, 1)
-    yield Example("erase", (top, left, height, width, color))
-    yield Example("erase", (top, left, height, width, a.noise(height, width)), label="random values")
-
-
 functional(
     "erase",
     _erase,
     _lower_erase,
     stock={name: functools.partial(_stock, function) for name, function in stock_of("erase").items()},
-    examples=_erase_examples,
-    transforms={"RandomErasing": [sample(p=1.0), sample(p=1.0, value="random", label='value="random"')]},
     leaves_range=_leaves_range,
 )
 
@@ -95,7 +84,6 @@ Operation(
     # Each image with the one before it, in the proportion lam : 1 - lam.
     stock={"batch.mix_up": lambda batch, lam: batch.roll(1, 0).mul_(1.0 - lam).add_(batch.mul(lam))},
     record={"MixUp.transform": _mix_up},
-    transforms={"MixUp": [sample(num_classes=4, form="batch")]},
 )
 
 
@@ -111,5 +99,4 @@ Operation(
     "CutMix",
     stock={"batch.cut_mix": _cut_mix},
     record={"CutMix.transform": lambda batch, params: batch.record_mix(Op("batch.cut_mix", (params["box"],)))},
-    transforms={"CutMix": [sample(num_classes=4, form="batch")]},
 )

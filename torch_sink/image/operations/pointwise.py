@@ -12,14 +12,13 @@ does, is not recorded on bytes that torch's float kernels have rounded.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torchvision.tv_tensors import _torch_function_helpers as return_types
 
 from torch_sink.image.core.arguments import is_number, is_tabled
-from torch_sink.image.core.examples import Arguments, Example
 from torch_sink.image.core.fallback import executing
 from torch_sink.image.core.lowering import CONVERSIONS, LoweredImage, made_of_bytes, value_planes
 from torch_sink.image.core.ops import (
@@ -255,21 +254,6 @@ def _is_unit(bound: Argument) -> bool:
     return bound[0] in _NUMBERS and 0 <= _given(bound, None) <= 1
 
 
-def _pointwise_examples(a: Arguments) -> Iterator[Example]:
-    if a.is_pillow:
-        return
-    low = int(100 * a.scale) if a.scale == 1 else 0.4
-    yield Example("comparison", label="x > a", run=lambda image: image > low)
-    yield Example("comparison", label="masks", run=lambda image: ((image > low) & ~(image >= 2 * low)).float())
-    yield Example("where", run=lambda image: torch.where(image < low, image, 0))
-    yield Example("masked_fill", run=lambda image: image.masked_fill(image <= low, 1))
-    yield Example("pow", label="x ** 2", run=lambda image: (image * 0.1) ** 2)
-    if a.scale == 1:
-        yield Example("arithmetic", label="whole numbers", run=lambda image: image // 2 + 3)
-    else:
-        yield Example("byte", label="x * 255", run=lambda image: (image * 255).round().byte())
-
-
 Operation(
     "function of single values",
     stock={"pointwise": _stock},
@@ -285,7 +269,6 @@ Operation(
         torch.Tensor.masked_fill_: lambda x, mask, value: fill_where(x, mask, value, in_place=True),
     },
     is_value=True,
-    examples=_pointwise_examples,
     clamps=_is_clamped,
     leaves_range=always,
     result=lambda op: op.args[3],  # type: ignore[no-any-return]
@@ -302,7 +285,6 @@ Operation(
     "function of single values that makes bytes",
     stock={"pointwise to bytes": _stock},
     lower=_lower_to_bytes,
-    examples=_pointwise_examples,
     result=lambda op: torch.uint8,
 )
 
@@ -331,13 +313,6 @@ def _limits(in_place: bool) -> dict[str, Recorder]:
     return {f"{name}_" if in_place else name: recorder for name, recorder in named.items()}
 
 
-def _clamp_examples(a: Arguments) -> Iterator[Example]:
-    if not a.is_pillow:
-        low, high = (value if a.scale == 1 else value / 255 for value in (30, 200))
-        yield Example("clamp", run=lambda image: image.clamp(low, high))
-        yield Example("clamp", label="[0, 1]", run=lambda image: a.functional.resize(image, a.other).clamp(0, 1))
-
-
 # Where no table stands for floats, the kernels cut off what leaves [0, 1].
 Operation(
     "clamp",
@@ -349,6 +324,5 @@ Operation(
         for name, recorder in _limits(in_place).items()
     },
     lower=lambda lowered: lowered.add(Kind.BRIGHTNESS, factor=1.0),
-    examples=_clamp_examples,
     clamps=always,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ from torchvision.transforms import functional as F
 from torchvision.transforms.v2 import functional as F_v2
 from torchvision.transforms.v2.functional import _geometry as v2_geometry
 
-from torch_sink.image.core.examples import Arguments, Example, interpolations, sample
 from torch_sink.image.core.lowering import LoweredImage, ResizeWeights
 from torch_sink.image.core.ops import CLOSE, EXACT, MOVED, NUMERIC, Op, Operation, Promise
 from torch_sink.image.core.recording import Recording
@@ -231,17 +230,6 @@ def _promise(op: Op) -> Promise:
     return Promise(1, 0.99, floats, is_rounded=not antialias or not integer_resize_fits(Mode.BILINEAR))
 
 
-def _examples(a: Arguments) -> Iterator[Example]:
-    modes = (Mode.BILINEAR, *(mode for mode in Mode if mode != Mode.BILINEAR))
-    for mode in modes:
-        yield Example("resize", (a.other, mode), label=mode.name)
-        yield Example("resized_crop", (*a.corner(), *a.smaller, a.other, mode), label=mode.name)
-    for mode in SMOOTH_MODES if not a.is_pillow else ():
-        yield Example("resize", (a.other, mode), {"antialias": False}, f"{mode.name}, antialias=False")
-    yield Example("resize", ([max(min(a.other) - 2, 1)],), {"max_size": max(a.other) + 3}, "max_size")
-    yield Example("resize", ([a.height, 1],), label="to one column")
-
-
 Operation(
     "resize",
     stock={
@@ -257,17 +245,6 @@ Operation(
     },
     lower={"pil.resize": _lower_image, "v1.resize": _lower_floats, "v2.resize": _lower_bytes},
     promise=_promise,
-    examples=_examples,
-    transforms={
-        "RandomResize": interpolations(6, 12, usual="BILINEAR"),
-        "RandomResizedCrop": interpolations(8, usual="BILINEAR"),
-        "RandomShortestSize": interpolations(8, usual="BILINEAR"),
-        "Resize": [
-            *interpolations((8, 12), usual="BILINEAR"), sample((8, 12), antialias=False, label="antialias=False"),
-            sample((8, 1), label="to one column"),
-        ],
-        "ScaleJitter": interpolations((12, 12), usual="BILINEAR"),
-    },
     takes_palettes=True,
     overshoots=lambda op: op.args[1] == Mode.BICUBIC,
 )  # fmt: skip

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from torch_sink.image.core.arguments import is_computed_in_float32, is_factor, is_number, is_rounded_by_torch
-from torch_sink.image.core.examples import Example, of_method, sample
 from torch_sink.image.core.fallback import image_of
 from torch_sink.image.core.lowering import FAMILIES, LoweredImage, by_formula, float_bits, three
 from torch_sink.image.core.ops import NUMERIC, STOCK, Op, Operation, Recorder
@@ -45,7 +44,6 @@ functional(
     "autocontrast",
     _on_exact_bytes("autocontrast"),
     by_formula("autocontrast", _lower_autocontrast, FAMILIES),
-    transforms={"RandomAutocontrast": [sample(p=1.0)]},
 )
 
 
@@ -53,7 +51,6 @@ functional(
     "equalize",
     _on_exact_bytes("equalize"),
     lambda lowered: lowered.add(Kind.EQUALIZE, *float_bits(255.0)),  # (bits of 255,)
-    transforms={"RandomEqualize": [sample(p=1.0)]},
 )
 
 # --- thresholds
@@ -76,8 +73,6 @@ functional(
     "posterize",
     _posterize,
     _lower_posterize,
-    lambda a: (a.chance.randint(1, 7),),
-    transforms={"RandomPosterize": [sample(2, p=1.0)]},
 )
 
 
@@ -103,11 +98,6 @@ functional(
     "solarize",
     _solarize,
     {"pil.solarize": _lower_solarize_image, "v1.solarize": _lower_solarize, "v2.solarize": _lower_solarize},
-    examples=lambda a: [
-        Example("solarize", (a.chance.uniform(0.1, 0.9) * 255 * a.scale,)),
-        Example("solarize", (0.5,), label="a threshold below 1"),
-    ],
-    transforms={"RandomSolarize": [sample(128, p=1.0), sample(0.5, p=1.0, label="a threshold below 1")]},
 )
 
 # --- inversion
@@ -117,7 +107,6 @@ functional(
     "invert",
     lambda family, image: image.record(Op(f"{family}.invert")) if image.dtype in NUMERIC else NotImplemented,
     lambda lowered: lowered.add(Kind.INVERT),
-    transforms={"RandomInvert": [sample(p=1.0)]},
 )
 
 # --- tables
@@ -137,7 +126,6 @@ functional(
     "adjust_gamma",
     _gamma,
     {f"{family}.adjust_gamma": functools.partial(_lower_gamma, family) for family in FAMILIES},
-    lambda a: (a.chance.uniform(0.3, 2.5), a.chance.uniform(0.5, 1.5)),
 )
 
 
@@ -177,7 +165,4 @@ Operation(
     stock={"pil.point": lambda image, table: image.point(list(table))},
     record={"Image.point": _point},
     lower=lambda lowered, table: look_up(lowered, *_point_tables(table)),
-    examples=lambda a: of_method(
-        a, "point", {"a table": ([a.chance.randrange(256) for _ in range(256 * a.channels)],)}
-    ),
 )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from torch_sink.image.core.arguments import color_of
-from torch_sink.image.core.examples import Arguments, Example, of_method
 from torch_sink.image.core.lowering import LoweredImage, byte_fill
 from torch_sink.image.core.ops import Op, Operation
 from torch_sink.image.core.recording import Recording
@@ -122,14 +121,6 @@ def _fixed(value: float) -> int:
     return math.floor(value * 65536.0 + 0.5)
 
 
-def _examples(a: Arguments) -> Iterator[Example]:
-    turn = math.radians(a.chance.uniform(10, 80))
-    matrix = (math.cos(turn), math.sin(turn), -2.5, -math.sin(turn), math.cos(turn), 1.5)
-    size = a.other[1], a.other[0]
-    for filter in (Image.Resampling.NEAREST, Image.Resampling.BICUBIC):
-        yield from of_method(a, "transform", {filter.name: (size, Image.Transform.AFFINE, matrix, filter)})
-
-
 Operation(
     "transform",
     stock={
@@ -139,5 +130,4 @@ Operation(
     },
     record={"Image.transform": _transform, "pil.affine": _affine, "pil.rotate": _rotate},
     lower=_lower,
-    examples=_examples,
 )

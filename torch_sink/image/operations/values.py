@@ -8,7 +8,7 @@ behind that a division by the reciprocal, whose last bit may differ where the co
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from torchvision.transforms import functional as F
 from torchvision.transforms.v2 import functional as F_v2
 
 from torch_sink.image.core.arguments import has_minus_zero, is_number, is_scaled_bytes, is_tabled
-from torch_sink.image.core.examples import STATISTICS, Arguments, Example, sample
 from torch_sink.image.core.lowering import LoweredImage, float_bits, three
 from torch_sink.image.core.ops import EXACT_BYTES, NUMERIC, Op, Operation, Recorder, always, both
 from torch_sink.image.core.recording import Recording, record_maybe_in_place
@@ -34,7 +33,7 @@ def _to_pil_image(image: Recording, mode: str | None = None) -> Any:
     return made if made is not NotImplemented and mode in (None, made.mode) else NotImplemented
 
 
-def _conversion(name: str, stock: Callable[..., Any], *transforms: str, **fields: Any) -> None:
+def _conversion(name: str, stock: Callable[..., Any], **fields: Any) -> None:
     """Makes the operation of a conversion of Pillow images known."""
     op = Op(name)
 
@@ -49,22 +48,18 @@ def _conversion(name: str, stock: Callable[..., Any], *transforms: str, **fields
         stock={name: stock},
         record={f"functional.{name}": record},
         is_value=True,
-        examples=lambda a: [Example(name)] if a.is_pillow else [],
-        transforms={transform: [sample()] for transform in transforms},
         takes_palettes=True,
         **fields,
     )
 
 
-_conversion("to_tensor", F.to_tensor, "ToTensor", result=lambda op: torch.float32)
-_conversion("pil_to_tensor", F.pil_to_tensor, "PILToTensor", "ToPureTensor")
-_conversion("to_image", F_v2.to_image, "ToImage")
+_conversion("to_tensor", F.to_tensor, result=lambda op: torch.float32)
+_conversion("pil_to_tensor", F.pil_to_tensor)
+_conversion("to_image", F_v2.to_image)
 Operation(
     "to Pillow image",
     stock={"to_pil_image": F.to_pil_image},
     record={"functional.to_pil_image": _to_pil_image},
-    examples=lambda a: [] if a.is_pillow else [Example("to_pil_image")],
-    transforms={"ToPILImage": [sample()]},
     result=lambda op: torch.uint8,
 )
 
@@ -112,16 +107,6 @@ _TYPES = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloa
 _TYPES |= {"byte": torch.uint8, "short": torch.int16, "int": torch.int32, "long": torch.int64}
 
 
-def _type_examples(a: Arguments) -> Iterator[Example]:
-    for dtype in (torch.float32, torch.float16, torch.uint8, torch.float64):
-        label = "" if dtype == torch.float32 else str(dtype).removeprefix("torch.")
-        yield Example("to_dtype", (dtype,), {"scale": True}, label)
-        yield Example("to_dtype", (dtype,), {}, f"{label or 'float32'}, unscaled")
-        yield Example("convert_image_dtype", (dtype,), label=label)
-
-
-_TYPE_SAMPLES = [sample(dtype, label=str(dtype).removeprefix("torch.")) for dtype in (torch.float16, torch.float64)]
-
 Operation(
     "to dtype",
     stock={"v1.convert_image_dtype": F_tensor.convert_image_dtype, "v2.to_dtype": F_v2.to_dtype_image},
@@ -133,14 +118,9 @@ Operation(
         **{getattr(torch.Tensor, name): _becomes(dtype) for name, dtype in _TYPES.items()},
     },
     is_value=True,
-    examples=_type_examples,
-    transforms={
-        "ConvertImageDtype": [sample(torch.float32), *_TYPE_SAMPLES],
-        "ToDtype": [sample(torch.float32, scale=True), sample(torch.float32, label="scale=False"), *_TYPE_SAMPLES],
-    },
     leaves_range=lambda op: op.name == "v2.to_dtype" and not op.args[1],
     result=lambda op: op.args[0],
-)  # fmt: skip
+)
 
 # --- normalization
 
@@ -306,19 +286,6 @@ def _constants(image: Any, constant: Any) -> tuple[float, ...] | None:
     return values if fits else None
 
 
-def _normalize_examples(a: Arguments) -> Iterator[Example]:
-    yield Example("normalize", ([0.4] * a.channels, [0.25] * a.channels))
-    if a.scale != 1:
-        yield Example("arithmetic", label="(x - 0.45) / 0.225 + 0.1", run=lambda image: (image - 0.45) / 0.225 + 0.1)
-        yield Example("arithmetic", label="in place", run=lambda image: image.sub_(0.5).div_(0.25))
-
-
-def _product_examples(a: Arguments) -> Iterator[Example]:
-    if a.scale != 1:
-        yield Example("arithmetic", label="x * 2 - 1", run=lambda image: image * 2 - 1)
-        yield Example("arithmetic", label="product in place", run=lambda image: image.mul_(-1.7))
-
-
 Operation(
     "normalize",
     stock=stock_of("normalize"),
@@ -332,8 +299,6 @@ Operation(
     },
     lower=_lower_normalize,
     is_value=True,
-    examples=_normalize_examples,
-    transforms={"Normalize": [sample(*STATISTICS), sample(*STATISTICS, inplace=True, label="inplace=True")]},
     leaves_range=always,
 )
 Operation(
@@ -343,6 +308,5 @@ Operation(
     lower=lambda lowered, factor: _lower_normalize(lowered, (0.0,), (1 / factor,)),
     promise=EXACT_BYTES,
     is_value=True,
-    examples=_product_examples,
     leaves_range=always,
 )

@@ -7,7 +7,7 @@ does it in float32; the kernel makes the grid from them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from torchvision.transforms.v2 import functional as F_v2
 from torchvision.transforms.v2.functional import _geometry as v2_geometry
 
 from torch_sink.image.core.arguments import fill_of_each_channel, fits_range
-from torch_sink.image.core.examples import Arguments, Example, interpolations, sample
 from torch_sink.image.core.lowering import FORMULAS, LoweredImage, three
 from torch_sink.image.core.ops import MOVED, NEAREST, NUMERIC, Op, Operation, Promise, TensorArgument
 from torch_sink.image.core.recording import Recording
@@ -52,14 +51,6 @@ def _promise(op: Op) -> Promise:
 
 # Floats leave [0, 1] by a fill that lies outside.
 _warp = functools.partial(Operation, promise=_promise, leaves_range=lambda op: not fits_range(op.args[-1] or ()))
-
-
-def _examples(name: str, arguments: Callable[[Arguments], tuple[Any, ...]]) -> Callable[[Arguments], Iterator[Example]]:
-    """Calls of a functional with each interpolation, and a fill."""
-    modes = Mode.NEAREST, Mode.BILINEAR, Mode.BICUBIC
-    return lambda a: (
-        Example(name, arguments(a), {"interpolation": mode, "fill": a.fill()}, mode.name) for mode in modes
-    )
 
 
 # --- grids
@@ -165,11 +156,6 @@ def _inverse_affine(
     return v2_geometry._get_inverse_affine_matrix(middle, angle, translation, scale, list(shear))
 
 
-def _affine_arguments(a: Arguments) -> tuple[Any, ...]:
-    angle, shift = a.chance.uniform(-180, 180), [a.chance.randint(-3, 3), a.chance.randint(-3, 3)]
-    return angle, shift, a.chance.uniform(0.6, 1.6), [a.chance.uniform(-20, 20), a.chance.uniform(-20, 20)]
-
-
 _warp(
     "affine",
     stock={
@@ -180,13 +166,6 @@ _warp(
     },
     record={"v1.affine": _affine_v1, "v2.affine": _affine_v2},
     lower={"v1.affine": functools.partial(_lower_affine, "v1"), "v2.affine": _lower_affine_v2},
-    examples=_examples("affine", _affine_arguments),
-    transforms={
-        "RandomAffine": [
-            *interpolations(10, translate=(0.1, 0.1), scale=(0.8, 1.2), shear=5, usual="NEAREST"),
-            sample(0, translate=(0.2, 0.2), label="translation alone"),
-        ],
-    },
 )
 
 # --- rotations
@@ -236,16 +215,7 @@ _warp(
     },
     record={"v1.rotate": _rotate_v1, "v2.rotate": _rotate_v2},
     lower={"v2.rotate": _lower_rotated},
-    examples=lambda a: [
-        *_examples("rotate", lambda a: (a.chance.uniform(-180, 180),))(a),
-        Example("rotate", (a.chance.uniform(10, 80),), {"expand": True}, "NEAREST, expand=True"),
-    ],
-    transforms={
-        "RandomRotation": [
-            *interpolations((20, 30), usual="NEAREST"), sample((20, 30), expand=True, label="expand=True"),
-        ],
-    },
-)  # fmt: skip
+)
 
 
 # --- perspective
@@ -275,8 +245,6 @@ _warp(
     },
     record={"v1.perspective": _perspective_v1, "v2.perspective": _perspective_v2},
     lower={f"{family}.perspective": functools.partial(_lower_perspective, family) for family in ("v1", "v2")},
-    examples=_examples("perspective", lambda a: a.corners()),
-    transforms={"RandomPerspective": [sample(p=1.0)]},
 )
 
 # --- elastic deformation
@@ -307,6 +275,4 @@ _warp(
     },
     record={"v1.elastic_transform": _elastic, "v2.elastic": _elastic},
     lower={name: functools.partial(_lower_elastic, name[:2]) for name in ("v1.elastic_transform", "v2.elastic")},
-    examples=_examples("elastic_transform", lambda a: (a.displacement(),)),
-    transforms={"ElasticTransform": interpolations(sigma=1.0, usual="BILINEAR")},
 )

@@ -12,7 +12,6 @@ from PIL import Image, ImageFilter
 from torchvision.transforms import InterpolationMode
 
 from torch_sink.common.transfer import to_host
-from torch_sink.image.core.examples import STATISTICS
 from torch_sink.image.core.fallback import executing, report_fallback
 from torch_sink.image.core.ops import RECORDERS, Op, replay
 from torch_sink.image.core.proof import Proof
@@ -32,7 +31,7 @@ _Programs = dict[str, _Calls]  # {the image's name in messages: its calls}
 _CROP = ("v1.crop", 8, 12, _HEIGHT, _WIDTH)
 _TO_BYTES = (("functional.pil_to_tensor",),)
 _TO_FLOATS = (("functional.to_image",), ("v2.to_dtype", torch.float32, True))
-_NORMALIZE = (("v2.normalize", *map(list, STATISTICS)),)
+_NORMALIZE = (("v2.normalize", [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),)
 _AFFINE = (1.1, 0.3, -7.5, -0.2, 0.9, 12.25), Image.Resampling.NEAREST, 1, (9, 80, 200)
 _PERSPECTIVE = (1.2, 0.1, 3.0, -0.1, 1.4, 6.0, 0.001, 0.002), Image.Resampling.BILINEAR, 1, (200, 9, 80)
 

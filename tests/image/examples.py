@@ -1,10 +1,10 @@
-"""Example calls of operations: what the parity table compares, the support table tries and random pipelines draw."""
+"""Example calls of operations, which `trials/` lists: their arguments, and how they are called."""
 
 from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -47,6 +47,11 @@ class Example(NamedTuple):
     def called(self, functional: Any, image: Any) -> Any:
         """The result; `functional` is torchvision's module, where the function is looked up at each call."""
         return self.run(image) if self.run else getattr(functional, self.name)(image, *self.args, **self.kwargs)
+
+
+def of_functional(name: str, arguments: Callable[[Arguments], tuple[Any, ...]] = lambda a: ()) -> Examples:
+    """One example, of a functional, with the arguments behind the image."""
+    return lambda a: [Example(name, arguments(a))]
 
 
 def of_method(a: Arguments, name: str, calls: Mapping[str, Sequence[Any]]) -> list[Example]:
@@ -122,3 +127,7 @@ class Arguments:
 
     def _generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(self.chance.randrange(1 << 30))
+
+
+# The examples of an operation, for images of one kind.
+Examples = Callable[[Arguments], Iterable[Example]]
