@@ -1,4 +1,4 @@
-"""How many functions of the package a real data worker calls for a batch of four images, and of which files."""
+"""How many functions of the package an image calls until it is recorded, and a real data worker for four of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ pytestmark = pytest.mark.once
 BATCH, BATCHES = 4, 3
 # Around the images and their program: fetcher, collate function, pool, record. A slab may be made.
 OF_WORKER, MOST_OF_WORKER = ("worker/", "common/", "damage/"), 40
-MOST = 520
+MOST = 480
+MOST_OF_IMAGE = 40  # that is not flipped
+STEPS = [transforms.RandomResizedCrop(32), transforms.RandomHorizontalFlip(0.0), transforms.ToTensor()]
 
 
 class Watch:
@@ -45,11 +47,22 @@ class Watch:
         sys.setprofile(note)
 
 
+def photos_of(folder: Path, *steps: Any) -> Any:
+    return datasets.ImageFolder(folder, transforms.Compose([*steps, transforms.Normalize((0.5,) * 3, (0.5,) * 3)]))
+
+
+def test_the_way_of_an_image(generated_photos: Path) -> None:
+    photos, path = photos_of(generated_photos, *STEPS), CallPath()
+    with torch_sink.image_backend("device", device="meta"):
+        photos[0]
+        image, _ = path.follow(lambda: photos[1])
+    assert image.is_recording
+    print(len(path.calls), "calls,", len({*path.files}), "files,", path.returns, "returns")
+    assert 0 < len(path.calls) <= MOST_OF_IMAGE
+
+
 def test_the_way_of_four_images(generated_photos: Path, tmp_path: Path) -> None:
-    steps = [transforms.RandomResizedCrop(32), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
-    photos = datasets.ImageFolder(
-        generated_photos, transforms.Compose([*steps, transforms.Normalize((0.5,) * 3, (0.5,) * 3)])
-    )
+    photos = photos_of(generated_photos, STEPS[0], transforms.RandomHorizontalFlip(), STEPS[2])
     file = tmp_path / "calls.json"
     indices = [list(range(BATCH))] * BATCHES
     with torch_sink.image_backend("device", device="meta"):
