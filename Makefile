@@ -91,7 +91,7 @@ test: setup
 test-oldest: setup-oldest
 	$(VENV_OLDEST)/bin/python -m pytest -m "not slow and not once" $(PYTEST_FLAGS) --ignore=tests/project/test_clone.py
 
-# And a bare clone.
+# Their core, and a clone that runs as it is.
 test-oldest-core: setup-oldest
 	$(VENV_OLDEST)/bin/python -m pytest -m "not slow and not once" $(PYTEST_FLAGS) $(CORE_TESTS) tests/project/test_clone.py
 

@@ -115,7 +115,7 @@ def left(samples: list[Any], policy: str) -> Any:
     good = [sample for sample in samples if sample is not None]
     if policy == "skip":
         return default_collate(good)
-    after = [[sample for sample in samples[at:] if sample is not None] or good for at in range(len(samples))]
+    after = [[sample for sample in samples[begin:] if sample is not None] or good for begin in range(len(samples))]
     return default_collate([found[0] for found in after])
 
 
@@ -216,7 +216,7 @@ def test_batches_of_different_sizes_lose_their_own_samples(
         return pairs[first:] + pairs[:first], paths
 
     indices = [range(SIZE), range(2, SIZE)]
-    all_images = default_collate([view["global"][0] for view, _ in (broken.dataset[at] for at in range(SIZE))])
+    all_images = default_collate([view["global"][0] for view, _ in (broken.dataset[number] for number in range(SIZE))])
     with torch_sink.image_backend("device", device="cuda", on_decode_error=policy):  # type: ignore[arg-type]
         loader = DataLoader(broken.dataset, SIZE, collate_fn=collate)
         with SinkLoader(loader, device="cuda") as batches:

@@ -167,34 +167,41 @@ def agree_on_positions(shown: Sequence[list[int] | None], batch_size: int, polic
     return [] if not good else [next((g for g in good if g >= i), good[0]) for i in range(batch_size)]
 
 
-def select_samples(value: Any, kept: Mapping[int, list[int] | None], is_done: Callable[[Any], bool]) -> Any:
+def select_samples(value: Any, kept: Mapping[int, list[int] | None], done: Mapping[int, int]) -> Any:
     """Keeps some samples in every part of `value` that holds a batch: tensors `[N, ...]`, lists and tuples of length N.
 
-    A list or tuple that holds a finished leaf, or only tensors of as many rows as batches have, is taken for a
-    container of batches, not for a list of samples.
+    A list or tuple is taken for a container of batches, not for a list of samples, if it holds a finished leaf, only
+    tensors of as many rows as batches have, or such tensors and lists of as many samples. What stands beside finished
+    leaves, in the same container or deeper, belongs to these.
 
     Args:
         value: batches in any containers.
         kept: {N, the number of samples of some batches: the positions of those that stay; None for all}.
-        is_done: true for leaves that have been indexed already.
+        done: {`id` of a leaf that has been indexed already: its N before}.
     """
 
     def has_rows(leaf: Any) -> bool:
         return isinstance(leaf, torch.Tensor) and leaf.ndim > 0 and leaf.shape[0] in kept
 
-    def is_structure(inside: list[Any]) -> bool:
-        return any(map(is_done, inside)) or (bool(inside) and all(map(has_rows, inside)))
+    def is_batch(part: Any) -> bool:
+        return has_rows(part) or (isinstance(part, (list, tuple)) and len(part) in kept)
 
     if isinstance(value, torch.Tensor):
-        positions = kept[value.shape[0]] if has_rows(value) and not is_done(value) else None
+        positions = kept[value.shape[0]] if has_rows(value) and id(value) not in done else None
         if positions is None:
             return value
         return value.index_select(0, torch.tensor(positions, dtype=torch.long, device=value.device))
+    parts = leaves(value)
+    sizes = {done[id(part)] for part in parts if id(part) in done}
+    if sizes:
+        kept = {size: kept[size] for size in sizes}
     is_list = isinstance(value, (list, tuple)) and not hasattr(value, "_fields")
-    if is_list and len(value) in kept and not is_structure(leaves(value)):
+    is_structure = bool(sizes) or (bool(parts) and all(map(has_rows, parts)))
+    is_structure = is_structure or (is_list and any(map(has_rows, value)) and all(map(is_batch, value)))
+    if is_list and len(value) in kept and not is_structure:
         positions = kept[len(value)]
         return value if positions is None else type(value)(value[i] for i in positions)
     inside = values_in(value)
     if inside is None:
         return value
-    return _rebuilt(value, [select_samples(child, kept, is_done) for child in inside])
+    return _rebuilt(value, [select_samples(child, kept, done) for child in inside])

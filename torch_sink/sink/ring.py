@@ -127,7 +127,8 @@ class DeviceRing(Slots):
                 memory.kept.append(batch)  # it may lie in a slab, from which copies run beside the host
             try:
                 copied = self._copy_ordinary(memory, flat.leaves)
-                making = dict(getattr(leaf, "__torch_sink_memory__", (0, 0)) for leaf in copied if is_lazy(leaf))
+                of_lazy = (getattr(leaf, "__torch_sink_memory__", (0, 0)) for leaf in copied if is_lazy(leaf))
+                making = dict(sorted(of_lazy))  # of one program the most: views that were made need nothing
                 self.making_bytes = max(self.making_bytes, sum(making.values()))
                 places = {id(leaf): memory.place_of(at, leaf) for at, leaf in enumerate(copied) if is_lazy(leaf)}
                 targets = {key: place.buffer for key, place in places.items() if place is not None}

@@ -177,8 +177,8 @@ def execute_lazy(batch: Flat, form: ImageFormat, targets: dict[int, torch.Tensor
     lost = [(size, wanted) for size, wanted in kept.items() if wanted is not None]
     if not lost:
         return batch, None
-    done = {id(tensor) for tensor, _ in results.values()}
-    rest = select_samples(batch.batch(), kept, lambda leaf: id(leaf) in done)
+    done = {id(results[key][0]): size for size, keys in of_size.items() for key in keys}
+    rest = select_samples(batch.batch(), kept, done)
     files = dict(file for leaf in lazy.values() for file in getattr(leaf, "broken_files", ()))
     skipped = sum(size - len(wanted) for size, wanted in lost)
     return flatten(rest), DecodeReport(skipped, sum(len(wanted) - len({*wanted}) for _, wanted in lost), files)

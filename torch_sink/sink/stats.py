@@ -35,8 +35,8 @@ class QueueStats:
         producer_wait_p50_seconds: median time that the producer waited for a free slot, over the latest 4,096 batches.
         producer_wait_p99_seconds: 99th percentile of the same.
         bytes_held: bytes of the slots now (CPU: the tensors that the slots refer to; accelerator: the whole ring, and
-            the most that making a batch took beside its slot: compressed files, decoded pixels, and what transforms
-            leave in between).
+            the most that kernels took to make a batch: compressed files, decoded pixels, and what transforms leave in
+            between).
         skipped: samples dropped under `on_decode_error="skip"`.
         replaced: samples replaced under `on_decode_error="replace"`.
         judged: fetches that the verdict and the consumer's percentiles are of: all but the first 10, the warm-up.

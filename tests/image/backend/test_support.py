@@ -69,11 +69,14 @@ def test_the_data_and_the_page_are_written_anew(
     assert "the support table is out of date" in capsys.readouterr().err
     monkeypatch.setattr(sys, "argv", ["update_support.py"])
     update_support.DATA.write_text("")
+    update_support.SUPPORT.unlink()
     assert update_support.main() == 0
     since = update_support.release()
     expected = [[row.name, since, *filter(None, row[1:])] for row in tried]
     assert [line.split("\t") for line in update_support.DATA.read_text().splitlines()[1:]] == expected
-    assert update_support.SUPPORT.read_text() == page
+    assert update_support.SUPPORT.exists() == update_support.is_newest()
+    if update_support.is_newest():
+        assert update_support.SUPPORT.read_text() == page
 
 
 def test_rows_begin_with_the_release_that_changed_them(update_support: ModuleType) -> None:

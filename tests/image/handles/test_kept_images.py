@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -325,6 +326,32 @@ def test_a_damaged_file_raises_where_it_is_used(paths: list[Path], form: str) ->
         with pytest.raises(torch_sink.DecodeError, match=r"5\.jpg"):
             next(batches)[0].sum()
         assert torch_sink.fallback_report().kept == (IMAGES - 1 if form == "images" else 0)
+
+
+def test_a_pass_begins_while_a_thread_makes_images() -> None:
+    switch_interval, ended = sys.getswitchinterval(), threading.Event()
+
+    def make() -> None:
+        while not ended.is_set():
+            made = [_Held() for _ in range(50)]
+            uses.of_files.update({id(one): one for one in made})
+
+    kept = [_Held() for _ in range(500)]
+    uses.of_files.update({id(one): one for one in kept})
+    thread = threading.Thread(target=make)
+    sys.setswitchinterval(1e-6)
+    thread.start()
+    try:
+        for _ in range(300):
+            assert {*map(id, kept)} <= {*map(id, uses.held())}
+    finally:
+        ended.set()
+        thread.join()
+        sys.setswitchinterval(switch_interval)
+
+
+class _Held:
+    """What a weak reference may point to."""
 
 
 def test_threads_share_a_kept_image(paths: list[Path]) -> None:

@@ -128,7 +128,10 @@ def transform_trials(family: str, module: ModuleType, size: tuple[int, int] = _S
 
 
 def functional_trials(family: str, module: ModuleType, size: tuple[int, int] = _SIZE) -> dict[str, list[Trial]]:
-    """{functional: the calls of it that are tried, the usual one first}; what an example lacks another kind's fills."""
+    """{functional: the calls of it that are tried, the usual one first}.
+
+    Where an example is not for one of `INPUT_KINDS`, the call of another kind is tried there.
+    """
     found: dict[tuple[str, str], list[Any]] = {}
     for at, kind in enumerate(("Pillow", f"{family} uint8", f"{family} float32")):
         arguments = Arguments(random.Random(0), kind, *size, channels=3)
@@ -155,20 +158,27 @@ def _row(label: str, trials: list[Trial]) -> SupportRow:
     on_tensor = on_float if on_uint8 == REFUSED else on_uint8
     notes = [f"{kind}: {way}" for kind, way in zip(INPUT_KINDS[1:], usual[1:], strict=True) if way != on_tensor]
     labels = [example.label for example, _ in trials]
-    compared = [(text, ways, usual) for text, ways in zip(labels[1:], others, strict=True)]
-    for text, ways, before in zip(labels, without, [usual, *others], strict=True):
-        compared.append((f"{text}, {_IN_FLOATS}".removeprefix(", "), ways, before))
-    variants: dict[str, list[str]] = {}  # what is to be said about other calls, and other processors: their labels
-    for text, ways, before in compared:
-        for way in dict.fromkeys(ways):
-            pairs = zip(INPUT_KINDS, ways, before, strict=True)
-            kinds = [kind for kind, own, other in pairs if own == way != other and {own, other} != {RECORDED, PASSES}]
-            if kinds:
-                some = "tensors" if kinds == [*INPUT_KINDS[1:]] else " and ".join(kinds)
-                where = "all images" if len(kinds) == len(INPUT_KINDS) else some
-                variants.setdefault(f"{way} on {where}", []).append(text)
+    variants: dict[str, list[str]] = {}  # {a difference: labels of the calls of which it is said}
+    for text, ways in zip(labels[1:], others, strict=True):
+        for difference in _differences(ways, usual):
+            variants.setdefault(difference, []).append(text)
+    for text, ways, with_avx2 in zip(labels, without, [usual, *others], strict=True):
+        for difference in _differences(ways, with_avx2):
+            variants.setdefault(difference, []).append(f"{text}, {_IN_FLOATS}".removeprefix(", "))
     notes += [f"{', '.join(texts)}: {difference}" for difference, texts in variants.items()]
     return SupportRow(label, on_pillow, on_tensor, "; ".join(notes))
+
+
+def _differences(ways: Sequence[str], usual: Sequence[str]) -> list[str]:
+    """In what a call runs otherwise than the usual one; a kernel that has nothing to compute is no difference."""
+    found = []
+    for way in dict.fromkeys(ways):
+        pairs = zip(INPUT_KINDS, ways, usual, strict=True)
+        kinds = [kind for kind, own, other in pairs if own == way != other and {own, other} != {RECORDED, PASSES}]
+        if kinds:
+            some = "tensors" if kinds == [*INPUT_KINDS[1:]] else " and ".join(kinds)
+            found.append(f"{way} on {'all images' if len(kinds) == len(INPUT_KINDS) else some}")
+    return found
 
 
 # --- trying

@@ -150,7 +150,7 @@ def test_a_batch_beside_what_is_made_of_it(folder: Path, decodings: list[Any], i
         return next(iter(torch_sink.SinkLoader(loader, device=device_in_use()) if in_slots else loader))
 
     with torch_sink.image_backend("PIL"):
-        expected = made()
+        expected = {name: images.cpu() for name, images in made().items()}
     decodings.clear()
     with torch_sink.image_backend("device", device=device_in_use(), strict=True):
         found = {name: images.to(device_in_use()).cpu() for name, images in made().items()}

@@ -91,7 +91,11 @@ def is_computed_in_float32(family: str, image: Recording) -> bool:
 
 
 def is_factor(factor: Any) -> bool:
-    return is_number(factor) and factor >= 0
+    """True for a factor of tensors that kernels compute with. Others, which float32 may not hold, are stock code's."""
+    return is_number(factor) and 0 <= factor < _LARGEST_FACTOR
+
+
+_LARGEST_FACTOR = 2.0**127
 
 
 def has_minus_zero(values: Sequence[Any]) -> bool:

@@ -292,6 +292,8 @@ def qualified_name(frame: FrameType) -> str:
     code = frame.f_code
     if hasattr(code, "co_qualname"):
         return str(code.co_qualname).replace("<locals>.", "")
+    if code.co_varnames[:1] != ("self",):
+        return str(code.co_name)
     classes = type(frame.f_locals.get("self")).__mro__
     owners = [cls.__qualname__ for cls in classes if getattr(vars(cls).get(code.co_name), "__code__", None) is code]
     return ".".join([*owners[:1], code.co_name])

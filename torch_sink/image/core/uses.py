@@ -13,5 +13,10 @@ batches = 0
 begins_passes = True
 
 # By id, images and tensors that begin with an undecoded file, in a process that begins passes, while somebody holds
-# them. One that has its values leaves: torch swaps no tensors to which there are weak references.
+# them. A tensor that has its values leaves: torch swaps none to which there are weak references.
 of_files: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def held() -> list[Any]:
+    """Those of `of_files`. Other threads may make images meanwhile, so `values()`, which iterates, would raise."""
+    return [image for ref in of_files.valuerefs() if (image := ref()) is not None]

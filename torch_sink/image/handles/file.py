@@ -165,9 +165,8 @@ def jpeg_factory(stock: Callable[..., Any], fp: Any, filename: Any = None) -> An
     return image
 
 
-def _is_open_replaced() -> bool:
+def _is_replaced(function: Any) -> bool:
     """True where another package, such as `mock`, has replaced `Image.open`, below or above this package's stand-in."""
-    function: Any = Image.open
     while getattr(function, "__globals__", {}).get("__name__", "").startswith("torch_sink."):
         function = function.__wrapped__
     return getattr(function, "__globals__", None) is not vars(Image)
@@ -180,10 +179,10 @@ def pil_loader(stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def pil_loader(path: Any) -> Image.Image:
         nonlocal plain
-        if Image.open is not plain:
-            if _is_open_replaced():
+        if (opens := Image.open) is not plain:
+            if _is_replaced(opens):
                 return stock(path)
-            plain = Image.open
+            plain = opens
         try:
             data, name = read_file(path, START_OF_IMAGE), os.fsdecode(path)
         except (OSError, TypeError):

@@ -28,7 +28,7 @@ def keep_held_images() -> None:
     A file that was neither used nor loaded is left alone: its `draft` may still be called.
     """
     kept = ledger.kept
-    for image in filter(has_no_pixels, list(uses.of_files.values())):
+    for image in filter(has_no_pixels, uses.held()):
         if type(image) in HANDLES:
             _keep_tensor(image)
         else:

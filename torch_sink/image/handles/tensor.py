@@ -32,7 +32,7 @@ from torch_sink.image.handles.lazy import Lazy, without_memory
 from torch_sink.image.handles.names import StockTensorType, named_as, stays, unpickled, written
 from torch_sink.image.operations import RECORDERS
 
-NONE: dict[str, Any] = {}  # by name, arguments
+NONE: dict[str, Any] = {}  # keyword arguments
 
 
 class Handle(Lazy):
@@ -104,7 +104,7 @@ class Handle(Lazy):
         return self.handle_of(made, begun, kind)
 
     def handle_of(self, made: Any, begun: Recording, kind: Any = None) -> Any:
-        """As `record`, of what a recorder made."""
+        """What `record` returns, of what the recorder made of the recording `begun`."""
         if type(made) is not Recording:
             return made
         kind = kind or type(self)

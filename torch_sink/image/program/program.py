@@ -165,7 +165,9 @@ class Program(NamedTuple):
 
     @property
     def device_bytes(self) -> int:
-        """What making its batches takes on a device beside these: the block, and what is written for them."""
+        """What kernels take on a device to make its batches, beside these: the block, the pixels of JPEG files, and
+        what stages write in between. The pixels of other decoders are not counted.
+        """
         pixels = 0 if self.jpegs is None else self.jpegs.pixels_bytes
         return self.block.nbytes + self.workspace_bytes + pixels
 
