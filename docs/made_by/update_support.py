@@ -4,8 +4,8 @@ python docs/made_by/update_support.py [--check]
 
 The data, `torch_sink/image/support.tsv`, have a line for each row, and for each release of torchvision that changed it.
 A row stays as it is where the trials find the same; another one begins with the installed release, and if an earlier
-one is known to have brought it, `since` can be set to that. The page is about the newest release that is tested, and
-only written there. With `--check` both are compared and stay.
+one is known to have brought it, `since` can be set to that: new lines are printed. The page is about the newest release
+that is tested, and only written there. With `--check` both are compared and stay.
 """
 
 from __future__ import annotations
@@ -42,9 +42,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if the table is out of date")
     arguments = parser.parse_args()
-    data = data_with(tried_rows(), DATA.read_text() if DATA.exists() else "", release())
+    before = DATA.read_text() if DATA.exists() else ""
+    data = data_with(tried_rows(), before, release())
     if not arguments.check:
         DATA.write_text(data)
+        new = [line for line in data.splitlines()[1:] if line not in before.splitlines()]
+        print(*new, sep="\n", end="\n" if new else "")  # their `since`, and lines of releases in between, may be wrong
         if is_newest():
             SUPPORT.write_text(support_page())
         return 0
