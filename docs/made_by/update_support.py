@@ -51,7 +51,7 @@ def main() -> int:
         if is_newest():
             SUPPORT.write_text(support_page())
         return 0
-    if data == DATA.read_text() and (not is_newest() or SUPPORT.read_text() == support_page()):
+    if data == before and (not is_newest() or SUPPORT.read_text() == support_page()):
         return 0
     print("the support table is out of date: run python docs/made_by/update_support.py", file=sys.stderr)
     return 1

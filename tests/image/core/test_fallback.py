@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import sys
 import weakref
 from typing import Any
 
@@ -228,7 +227,6 @@ def test_an_image_that_is_cropped_and_resized_counts_once(module: Any) -> None:
         assert list(fallback_report().counts.values()) == [1]
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="the name of a method's class is found by its local variables")
 def test_naming_the_code_that_read_pixels_keeps_nothing_of_it_alive() -> None:
     """A training loop that reads a batch on the CPU would hold what it had then until it ends."""
     with torch_sink.image_backend("device", device="cpu"):
