@@ -37,7 +37,7 @@ def _few_images(monkeypatch: pytest.MonkeyPatch) -> None:
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("photos")
     for seed in range(FILES):
-        make_photo(640, 480, seed).save(root / f"{seed}.jpg", quality=90)
+        make_photo(1280, 960, seed).save(root / f"{seed}.jpg", quality=90)
     return root
 
 
@@ -57,12 +57,16 @@ def pipeline_of(transform: Callable[[Any], Any], folder: Path) -> Pipeline:
 )
 def test_the_worker_with_fallbacks_and_without(transform: Any, names: list[str], photos: Path) -> None:
     stock = v1.Compose.__call__, v2.Compose.forward
-    cost = cost_of_fallbacks(pipeline_of(transform, photos), 8)
-    assert cost is not None
-    assert cost.names == names
-    # A file of this size takes milliseconds to decode, and a recorded image tenths of one.
-    assert cost.with_them > 3 * cost.without
-    assert (v1.Compose.__call__, v2.Compose.forward) == stock
+
+    def is_dearer_with_them() -> bool:
+        cost = cost_of_fallbacks(pipeline_of(transform, photos), 8)
+        assert cost is not None
+        assert cost.names == names
+        assert (v1.Compose.__call__, v2.Compose.forward) == stock
+        # A file of this size takes ten milliseconds to decode, and a recorded image tenths of one.
+        return cost.with_them > 3 * cost.without
+
+    assert any(is_dearer_with_them() for _ in range(4)), "never, which a busy machine does not explain"
 
 
 def test_the_figure_without_is_that_of_the_chain_without_it(photos: Path) -> None:
