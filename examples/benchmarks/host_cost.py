@@ -2,6 +2,8 @@
 
     python examples/benchmarks/host_cost.py [--data DIR] [--batch 256]
 
+Of DINO's multi-crop, an image is one of the ten views of a file; its batches hold 64 files, as DINO's own script does.
+
 Batches come from a data worker through its queue. They are made on a device that is none: tensors on "meta", pinned
 memory that is copied to as a real one's is, and a driver of Triton that launches nothing; what Triton and PyTorch do
 on the host for each launch and each allocation is the real thing, what CUDA's driver does then is left out. Measured
@@ -23,13 +25,13 @@ from unittest import mock
 import torch
 import triton.compiler
 from torch.utils.data import DataLoader
-from torchvision.datasets import ImageFolder
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
 import torch_sink
 from harness import describe, distinct, finish, make_parser, photographs, positive, save
-from torch_sink.cli.pipelines import build_pipeline
+from torch_sink.cli.pipelines import PIPELINES as OF_ONE_VIEW
+from torch_sink.cli.pipelines import find_images
 from torch_sink.cli.worker_cost import percentiles
 from torch_sink.common import transfer
 from torch_sink.image.decode import providers
@@ -39,8 +41,10 @@ from torch_sink.image.run import device as on_device
 from torch_sink.image.run.device import Launches
 from torch_sink.sink.openers import DataLoaderOpener
 from torch_sink.triton_kernels.launching import Launcher, is_interpreted
+from worker_rows import ROWS, of_photographs
 
-PIPELINES = ("v1 train", "v1 train + ColorJitter", "v1 train + RandAugment")
+MULTI_CROP, MULTI_CROP_FILES = "DINO, 2 + 8 crops", 64
+PIPELINES = ("v1 train", "v1 train + ColorJitter", "v1 train + RandAugment", MULTI_CROP)
 DRIVER = ahead._Target(GPUTarget("cuda", 90, 32))
 META = torch.device("meta")
 BLOCKS = {"pinned": "files in pinned slabs", "shared": "files in shared memory"}
@@ -215,9 +219,10 @@ def measured(clock: Clock, memory: PinnedMemory) -> Iterator[None]:
     memory.reuse()
 
 
-def batches(folder: Path, pipeline: str, size: int, block: str) -> Iterator[Callable[[], Any]]:
-    """What receives one batch after the other; each lies in the queue already."""
-    dataset = ImageFolder(str(folder), build_pipeline(pipeline))
+def batches(folder: Path, pipeline: str, size: int, block: str) -> Iterator[Callable[[], list[Any]]]:
+    """What receives one batch after the other, of each view of its files; each lies in the queue already."""
+    row = of_photographs(OF_ONE_VIEW[pipeline]()) if pipeline in OF_ONE_VIEW else ROWS[pipeline]
+    dataset = row.make(find_images(folder))
     indices = [list(range(size))] * MOST_BATCHES
     loader = DataLoader(dataset, batch_sampler=indices, num_workers=1, multiprocessing_context="fork")
     opener = DataLoaderOpener(loader, None)
@@ -227,7 +232,7 @@ def batches(folder: Path, pipeline: str, size: int, block: str) -> Iterator[Call
     while True:
         while iterator._data_queue.empty():
             time.sleep(POLL_SECONDS)
-        yield lambda: next(iterator)[0]
+        yield lambda: received if isinstance(received := next(iterator), list) else [received]
 
 
 def measure(folder: Path, pipeline: str, size: int, rounds: int, block: str) -> dict[str, Any]:
@@ -247,26 +252,28 @@ def measure(folder: Path, pipeline: str, size: int, rounds: int, block: str) -> 
                 started = time.thread_time()
                 clock.begin()
                 clock.enter(RECEIVING)
-                batch = receive()
+                views = receive()
                 clock.enter(REST)
-                blob = batch.program.packed.blob
+                program = views[0].program
+                blob = program.packed.blob
                 clock.files = address(blob)
                 if block == "pinned":
                     memory.register(blob)
-                on_device.make_on_device(batch.program, Wanted(META))
+                on_device.ProgramOnDevice(program, META).make([(view.images.batch, Wanted(META)) for view in views])
                 clock.enter(REST)
                 taken = time.thread_time() - started
-            files = 0 if block == "pinned" else batch.program.jpegs.size
-            copied = {"files": files / size, "tables": (memory.bytes_taken - files) / size}
-            del batch, blob
+            files, images = 0 if block == "pinned" else program.jpegs.size, size * len(views)
+            copied = {"files": files / images, "tables": (memory.bytes_taken - files) / images}
+            del views, program, blob
             if number >= WARM_UP:
                 parts = clock.without_itself(a_reading) if clock.sees_parts else {IN_ALL: taken}
                 if clock.sees_parts:
-                    sums.append(1e6 * (taken - sum(clock.counts.values()) * a_reading) / size)
+                    sums.append(1e6 * (taken - sum(clock.counts.values()) * a_reading) / images)
                 for name, value in parts.items():
-                    seconds[name].append(1e6 * value / size)
+                    seconds[name].append(1e6 * value / images)
                 launches = Compiled.launches - launched
     return {
+        "images": images,
         "us_an_image": {name: percentiles(values) for name, values in seconds.items()},
         "sum_of_parts": percentiles(sums),
         "launches": launches,
@@ -298,8 +305,9 @@ def main() -> None:
         report = describe(arguments, "host_cost.py", given)
         report["host_cost"] = {}
         for name in arguments.pipelines:
+            size = min(arguments.batch, MULTI_CROP_FILES) if name == MULTI_CROP else arguments.batch
             report["host_cost"][name] = {
-                block: measure(folder, name, arguments.batch, arguments.rounds, block) for block in BLOCKS
+                block: measure(folder, name, size, arguments.rounds, block) for block in BLOCKS
             }
             save(report, arguments.output)
     finish(report, arguments.output, format_table(report))

@@ -313,7 +313,7 @@ def install(wanted: Settings) -> None:
         if not was_installed:
             uninstall()
         raise
-    settings.active = wanted
+    settings.activate(wanted)
 
 
 def _fill_places() -> None:
@@ -336,4 +336,4 @@ def uninstall() -> None:
     """Puts the stock objects back, and switches the backend off."""
     _patches.undo()
     damage.set_policy("raise")
-    settings.active = None
+    settings.activate(None)

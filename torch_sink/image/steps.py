@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torchvision import tv_tensors
-from torchvision.transforms import InterpolationMode as Mode
 from torchvision.transforms import _functional_pil as F_pil
 from torchvision.transforms import functional as F
 from torchvision.transforms import transforms as v1
@@ -148,11 +147,11 @@ def _real(low: float, high: float) -> float:
     return _room.real.uniform_(low, high).item()
 
 
-def _happens(p: Any) -> Any:
-    """Whether a new float32 in [0, 1) is less than a probability; `NotImplemented`, undrawn, if `p` is none."""
+def _beyond(p: Any) -> float | None:
+    """A new float32 in [0, 1) less a probability, as torch compares them; None, undrawn, if `p` is none."""
     if type(p) not in (float, int) or not 0 <= p <= 1:
-        return NotImplemented
-    return _room.real.uniform_().item() < _as_drawn(p)
+        return None
+    return _room.real.uniform_().item() - _as_drawn(p)
 
 
 def _two_chances() -> list[float]:
@@ -176,8 +175,27 @@ def _as_drawn(probability: float) -> float:
 
 @step(v1.RandomHorizontalFlip, "forward", "69161e0a55233522")
 def _flip_v1(flip: Any, image: Any) -> Any:
-    happens = _happens(flip.p)
-    return F.hflip(image) if happens is True else image if happens is False else NotImplemented
+    beyond = _beyond(flip.p)
+    return NotImplemented if beyond is None else F.hflip(image) if beyond < 0 else image
+
+
+@step(v1.RandomApply, "forward", "4cf91b5ad6e8d9b0")
+def _apply_v1(several: Any, image: Any) -> Any:
+    beyond = _beyond(several.p)
+    if beyond is None or beyond > 0:
+        return NotImplemented if beyond is None else image
+    for transform in several.transforms:
+        image = transform(image)
+    return image
+
+
+@step(v1.RandomGrayscale, "forward", "9df34e627ad5c3af")
+def _grayscale_v1(grayscale: Any, image: Any) -> Any:
+    channels = F.get_dimensions(image)[0]
+    beyond = _beyond(grayscale.p)
+    if beyond is None or beyond >= 0:
+        return NotImplemented if beyond is None else image
+    return F.rgb_to_grayscale(image, num_output_channels=channels)
 
 
 @step(v1.RandomResizedCrop, "get_params", "f32795f0e582b207")
@@ -234,8 +252,6 @@ def _is_stocks(transform: Any, kind: Any, params: Callable[..., Any]) -> bool:
 
 _PILLOW: set[type] = {*ORDINARY, LazyImage}
 _corner, _pad, _crop = v1.RandomCrop.get_params, F.pad, F.crop
-_angle, _rotate = v1.RandomRotation.get_params, F.rotate
-_position, _affine = v1.RandomAffine.get_params, F.affine
 
 
 @step(v1.RandomCrop, "forward", "889edae0e9f766e4", _corner, _pad, _crop)
@@ -253,43 +269,6 @@ def _crop_v1(crop: Any, image: Any) -> Any:
     if (rows, columns) != (height, width):
         top, left = two_wholes(height - rows + 1, width - columns + 1)
     return F_pil.crop(padded, top, left, rows, columns)
-
-
-@step(v1.RandomRotation, "forward", "c85344c52efd1ac1", _angle, _rotate)
-def _rotation_v1(rotation: Any, image: Any) -> Any:
-    """Of a Pillow image, without the checks of `rotate`, which hold here."""
-    is_known = type(image) in _PILLOW and F.rotate is _rotate and _is_stocks(rotation, v1.RandomRotation, _angle)
-    mode, center = rotation.interpolation, rotation.center
-    if not is_known or type(mode) is not Mode or type(center) not in _CENTERS:
-        return NotImplemented
-    angle = _real(float(rotation.degrees[0]), float(rotation.degrees[1]))
-    return F_pil.rotate(image, angle, F.pil_modes_mapping[mode], rotation.expand, center, rotation.fill)
-
-
-@step(v1.RandomAffine, "forward", "2d22ed8c409f1655", _position, _affine, F._get_inverse_affine_matrix)
-def _affine_v1(moves: Any, image: Any) -> Any:
-    """Of a Pillow image, without the checks of `affine`, which hold here."""
-    is_known = type(image) in _PILLOW and F.affine is _affine and _is_stocks(moves, v1.RandomAffine, _position)
-    mode, center = moves.interpolation, moves.center
-    translate, scales, shears = moves.translate, moves.scale, moves.shear
-    are_known = (scales is None or _as_float32(min(scales)) > 0) and (shears is None or len(shears) == 4)
-    if not (is_known and are_known) or type(mode) is not Mode or type(center) not in _CENTERS:
-        return NotImplemented
-    angle, shift, scale, shear = _real(float(moves.degrees[0]), float(moves.degrees[1])), [0, 0], 1.0, [0.0, 0.0]
-    width, height = image.size
-    if translate is not None:
-        most_x, most_y = float(translate[0] * width), float(translate[1] * height)
-        shift = [round(_real(-most_x, most_x)), round(_real(-most_y, most_y))]
-    if scales is not None:
-        scale = _real(scales[0], scales[1])
-    if shears is not None:
-        shear = [_real(shears[0], shears[1]), _real(shears[2], shears[3])]
-    center = [width * 0.5, height * 0.5] if center is None else center
-    matrix = F._get_inverse_affine_matrix(center, angle, shift, scale, shear)
-    return F_pil.affine(image, matrix, F.pil_modes_mapping[mode], moves.fill)
-
-
-_CENTERS = (type(None), list, tuple)
 
 
 _jitter_params = v1.ColorJitter.get_params
@@ -334,9 +313,9 @@ def _forward_at_random(transform: Any, *inputs: Any) -> Any:
     if not _is_image(transform, inputs):
         return NotImplemented
     transform.check_inputs(list(inputs))
-    happens = _happens(transform.p)
-    if happens is not True:
-        return inputs[0] if happens is False else NotImplemented
+    beyond = _beyond(transform.p)
+    if beyond is None or beyond >= 0:
+        return NotImplemented if beyond is None else inputs[0]
     return transform.transform(inputs[0], transform.make_params(list(inputs)))
 
 

@@ -38,13 +38,20 @@ class Settings(NamedTuple):
 # `torch_sink.set_image_backend`, which stands in for torchvision's; its module imports the table of stand-ins.
 set_backend: Callable[..., None]
 active: Settings | None = None  # the settings of this process; None while the backend is off
+is_for_device = False  # it is known that a device makes the pixels: what each recorded call asks first
+
+
+def activate(wanted: Settings | None) -> None:
+    """Sets the settings of this process; None while the backend is off."""
+    global active, is_for_device
+    active = wanted
+    is_for_device = wanted is not None and wanted.device != "" and not wanted.executes_at_once
 
 
 def settled() -> Settings | None:
     """The active settings with the device known: a process that is being started may not ask for it yet."""
-    global active
     if active is not None and not active.device:
-        active = active._replace(device=default_device())
+        activate(active._replace(device=default_device()))
     return active
 
 

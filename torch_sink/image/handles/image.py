@@ -232,7 +232,7 @@ class LazyImage(LazyPixels, metaclass=StockType):
             fields.pop("lazy_file").note_read()
         recording: Recording = fields["lazy_recording"]
         is_file = type(recording.source) is EncodedSource
-        if is_file and settings.makes_pixels_here():
+        if is_file and not settings.is_for_device and settings.makes_pixels_here():
             recording = made_here(recording)
             fields.update({"lazy_recording": recording, "lazy_was_file": True})
         elif (is_file or recording.calls) and fields.setdefault("lazy_used", uses.batches) != uses.batches:
