@@ -114,6 +114,11 @@ def _on_image(
     return make
 
 
+def through_tensors(name: str) -> Make:
+    """The stand-in for what turns Pillow images into tensors and back; `name` is that of the recorder on tensors."""
+    return _on_image(through_tensor(RECORDERS[name]), palettes=False)
+
+
 # Kernels of `transforms.v2` on Pillow images that turn them into tensors and back.
 _THROUGH_TENSORS = ("elastic", "erase", "gaussian_blur", "permute_channels")
 # Those that take other arguments than torchvision's functional of that name on Pillow images, which they call.
@@ -125,7 +130,7 @@ def pillow_kernel(name: str) -> Make:
     if name == "resized_crop":
         return on_image("pil.resized_crop_v2", by_methods=True)
     if name in _THROUGH_TENSORS:
-        return _on_image(through_tensor(RECORDERS[f"v2.{name}"]), palettes=False)
+        return through_tensors(f"v2.{name}")
     is_recorded = f"pil.{name}" in RECORDERS and name not in _OTHER_ARGUMENTS
     return on_image(f"pil.{name}", by_methods=name == "crop") if is_recorded else through_methods
 

@@ -51,21 +51,52 @@ STATISTICS = (
     (torch.tensor([0.5] * 3), torch.tensor([0.5] * 3)), (np.array([0.5] * 3), np.array([0.5] * 3)),
     ([True] * 3, [2] * 3), ([float("nan")] * 3, [1] * 3), ([0.5] * 3, [1e-46] * 3), ([0.5] * 3, [-1.0] * 3),
 )  # fmt: skip
+KERNELS = (
+    3, [3], [3, 5], (5, 3), -3, [-3, 3], [3, -1], 0, [2, 3], 3.0, [3.0, 3], True, [True, 3], None, np.int64(3),
+    [3, np.int64(5)], torch.Size([3, 5]), [3, 3, 3], [], "3", 41, [61, 3], [3, 43], [59, 41],
+)  # fmt: skip
+SIGMAS = (
+    1, 0.9, [0.9], (0.9, 1.3), [0.9, 1.3, 2.0], [], 0, [0.0, 1.0], -1.0, [1.0, -1.0], True, [True, 1.0], None, "1",
+    np.float64(0.9), [np.float64(0.9), 1], torch.tensor(0.9), float("nan"), float("inf"), [1.0, float("inf")], 1e-30,
+)  # fmt: skip
 DTYPES = (torch.uint8, torch.float16, torch.float32, torch.float64, torch.int32, torch.bool, "float", None)
 VALUES = (0, 5.5, torch.tensor(3), torch.rand(3, 3, 4), torch.rand(1, 3, 4), np.ones(3), None, torch.tensor(300.0))
+ORDERS = (
+    [2, 1, 0],
+    (1, 0, 2),
+    [0, 0, 1],
+    [0, 1],
+    [0],
+    [],
+    None,
+    [3, 0, 1],
+    [-1, 0, 1],
+    [0.0, 1, 2],
+    torch.tensor([2, 0, 1]),
+)
+SHIFTS = (
+    torch.zeros(1, 21, 30, 2), torch.full((1, 21, 30, 2), 0.1), torch.full((1, 21, 30, 2), 0.1, dtype=torch.float64),
+    torch.zeros(1, 20, 30, 2), torch.zeros(21, 30, 2), torch.full((1, 21, 30, 2), float("nan")), 0.1, None,
+    np.zeros((1, 21, 30, 2)), torch.zeros(2, 21, 30, 2),
+)  # fmt: skip
 ADJUSTMENTS = ("brightness", "contrast", "saturation", "hue", "sharpness", "gamma")
 CORNERS = [[0, 0], [29, 0], [29, 20], [0, 20]]
 MOVED = [[2, 1], [27, 0], [29, 19], [1, 20]]
 
 
-def calls() -> Iterator[Call]:
+def calls(module: ModuleType) -> Iterator[Call]:
+    """Those of functionals that a module has."""
+    return (call for call in _calls() if hasattr(module, call[1]))
+
+
+def _calls() -> Iterator[Call]:
     """(label, name of the functional, arguments after the image)."""
     for value in NUMBERS:
         for name in (*(f"adjust_{kind}" for kind in ADJUSTMENTS), "posterize", "solarize", "to_grayscale", "rotate"):
             yield f"{value!r}", name, (value,)
         yield f"scale {value!r}", "affine", (5, [1, 2], value, [0, 0])
     for size in SIZES:
-        for name in ("resize", "center_crop", "five_crop"):
+        for name in ("resize", "center_crop", "five_crop", "ten_crop"):
             yield f"{size!r}", name, (size,)
         yield f"size {size!r}", "resized_crop", (1, 2, 8, 9, size)
     for mode in (*InterpolationMode, 0, 2, 3, "bilinear", None):
@@ -85,6 +116,11 @@ def calls() -> Iterator[Call]:
         yield f"{box}", "crop", box
         yield f"{box}", "resized_crop", (*box, [5, 5])
         yield f"{box}", "erase", (*box, torch.tensor(3.0))
+    for size in KERNELS:
+        yield f"{size!r}", "gaussian_blur", (size,)
+        yield f"{size!r}, sigma", "gaussian_blur", (size, [0.9, 1.3])
+    for sigma in SIGMAS:
+        yield f"sigma {sigma!r}", "gaussian_blur", ([3, 5], sigma)
     for value in VALUES:
         yield f"value {value!r}", "erase", (2, 3, 3, 4, value)
     for mean, std in STATISTICS:
@@ -92,6 +128,13 @@ def calls() -> Iterator[Call]:
             yield f"{mean}, {std}, {inplace}", "normalize", (mean, std, inplace)
     for dtype in DTYPES:
         yield f"{dtype}", "convert_image_dtype", (dtype,)
+        for scale in (True, False, None, 1):
+            yield f"{dtype}, {scale}", "to_dtype", (dtype, scale)
+    for order in ORDERS:
+        yield f"{order!r}", "permute_channels", (order,)
+    for shift in SHIFTS:
+        yield f"{shift!r}", "elastic", (shift,)
+        yield f"{shift!r}, filled", "elastic", (shift, InterpolationMode.NEAREST, 7)
     for name in ("hflip", "invert", "equalize", "to_tensor", "pil_to_tensor", "to_pil_image", "get_dimensions"):
         yield "none", name, ()
         yield "too many", name, (1, 2, 3)
@@ -139,11 +182,11 @@ def test_functionals_with_odd_arguments(module: ModuleType) -> None:
     wrong = []
     for kind, make in _inputs(module).items():
         stock = []
-        for _, name, args in calls():
+        for _, name, args in calls(module):
             image = make()
             stock.append((image, *_attempt(getattr(module, name), image, args)))
         with torch_sink.image_backend("device", device="cpu"):
-            for (label, name, args), (stock_image, expected, stock_warnings) in zip(calls(), stock, strict=True):
+            for (label, name, args), (stock_image, expected, stock_warnings) in zip(calls(module), stock, strict=True):
                 image = make()
                 actual, our_warnings = _attempt(getattr(module, name), image, args)
                 try:
@@ -161,6 +204,9 @@ KEYWORDS: dict[str, Callable[[ModuleType, Any], Any]] = {
     ),
     "a conversion": lambda module, image: module.pil_to_tensor(pic=image),
     "a resize": lambda module, image: module.resize(**{FIRST[module]: image}, size=[5, 6]),
+    "a blur": lambda module, image: module.gaussian_blur(
+        **{FIRST[module]: image}, kernel_size=[3, 5], sigma=[0.9, 1.3]
+    ),
 }
 FIRST = {F1: "img", F2: "inpt"}
 

@@ -53,7 +53,7 @@ def _gaussian_blur(family: str, image: Recording, kernel_size: Any, sigma: Any =
     _, height, width = image.shape
     if family == "v2" and isinstance(kernel_size, int):
         kernel_size = (kernel_size, kernel_size)
-    if image.dtype not in NUMERIC or not _is_pair(kernel_size, lambda size: type(size) is int and size % 2 == 1):
+    if image.dtype not in NUMERIC or not _is_pair(kernel_size, _is_size_of_kernel):
         return NotImplemented
     if sigma is None and family == "v2":
         sigma = [size * 0.15 + 0.35 for size in kernel_size]
@@ -62,7 +62,7 @@ def _gaussian_blur(family: str, image: Recording, kernel_size: Any, sigma: Any =
     elif isinstance(sigma, (list, tuple)) and len(sigma) == 1:
         sigma = (sigma[0], sigma[0])
     reaches_too_far = kernel_size[0] // 2 >= width or kernel_size[1] // 2 >= height
-    if reaches_too_far or not _is_pair(sigma, lambda value: is_number(value) and 0 < value < math.inf):
+    if reaches_too_far or not _is_pair(sigma, _is_sigma):
         return NotImplemented
     return image.record(Op(f"{family}.gaussian_blur", (tuple(kernel_size), tuple(sigma))))
 
@@ -91,6 +91,14 @@ def _stock_blur(
     channels = image.shape[-3]
     made = torch.nn.functional.conv2d(padded, weights.expand(channels, 1, *weights.shape), groups=channels)
     return made.div_(_SCALE).round_().to(torch.uint8)
+
+
+def _is_size_of_kernel(size: Any) -> bool:
+    return type(size) is int and size % 2 == 1 and size > 0
+
+
+def _is_sigma(value: Any) -> bool:
+    return is_number(value) and 0 < value < math.inf
 
 
 def _is_pair(values: Any, accepts: Callable[[Any], bool]) -> bool:

@@ -66,6 +66,8 @@ def through_tensor(recorder: Recorder) -> Recorder:
     """The recorder of a functional that turns Pillow images into tensors and back, from its recorder on tensors."""
 
     def record(image: Recording, *args: Any, **kwargs: Any) -> Any:
+        if image.mode is None:
+            return NotImplemented
         made = recorder(image.as_tensor(_PIL_TO_TENSOR, torch.uint8), *args, **kwargs)
         return made if made is NotImplemented else as_image(made)
 
