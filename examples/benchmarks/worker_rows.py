@@ -19,7 +19,7 @@ from torch_sink.cli.pipelines import CROP, MEAN, PIPELINES, RESIZE, STD, Counted
 from torch_sink.cli.worker_cost import WARM_UP_BATCHES
 
 LARGE, IN_MEMORY, SMALL, FEW, VIEWS = 256, 128, 32, 16, 8
-COUNTED = {LARGE: 2, IN_MEMORY: 5, SMALL: 3, FEW: 4, VIEWS: 4}  # batch size -> batches of a round that count
+COUNTED = {LARGE: 2, IN_MEMORY: 5, SMALL: 3, FEW: 4, VIEWS: 8}  # batch size -> batches of a round that count
 MOST_FILES = LARGE * (COUNTED[LARGE] + WARM_UP_BATCHES)
 HEADLINE = ("v1 train", "v1 train + ColorJitter", "v1 train + RandAugment")
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
