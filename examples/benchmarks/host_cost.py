@@ -2,7 +2,8 @@
 
     python examples/benchmarks/host_cost.py [--data DIR] [--batch 256]
 
-Of DINO's multi-crop, an image is one of the ten views of a file; its batches hold 64 files, as DINO's own script does.
+Of DINO's multi-crop, an image is one of the ten views of a file; some of its batches hold 64 files, as those of DINO's
+own script do.
 
 Batches come from a data worker through its queue. They are made on a device that is none: tensors on "meta", pinned
 memory that is copied to as a real one's is, and a driver of Triton that launches nothing; what Triton and PyTorch do
@@ -43,8 +44,9 @@ from torch_sink.sink.openers import DataLoaderOpener
 from torch_sink.triton_kernels.launching import Launcher, is_interpreted
 from worker_rows import ROWS, of_photographs
 
-MULTI_CROP, MULTI_CROP_FILES = "DINO, 2 + 8 crops", 64
-PIPELINES = ("v1 train", "v1 train + ColorJitter", "v1 train + RandAugment", MULTI_CROP)
+MULTI_CROP, FEWER_FILES = "DINO, 2 + 8 crops", 64
+OF_FEWER_FILES = f"{MULTI_CROP}, {FEWER_FILES} files"
+PIPELINES = ("v1 train", "v1 train + ColorJitter", "v1 train + RandAugment", MULTI_CROP, OF_FEWER_FILES)
 DRIVER = ahead._Target(GPUTarget("cuda", 90, 32))
 META = torch.device("meta")
 BLOCKS = {"pinned": "files in pinned slabs", "shared": "files in shared memory"}
@@ -221,7 +223,7 @@ def measured(clock: Clock, memory: PinnedMemory) -> Iterator[None]:
 
 def batches(folder: Path, pipeline: str, size: int, block: str) -> Iterator[Callable[[], list[Any]]]:
     """What receives one batch after the other, of each view of its files; each lies in the queue already."""
-    row = of_photographs(OF_ONE_VIEW[pipeline]()) if pipeline in OF_ONE_VIEW else ROWS[pipeline]
+    row = of_photographs(OF_ONE_VIEW[pipeline]()) if pipeline in OF_ONE_VIEW else ROWS[MULTI_CROP]
     dataset = row.make(find_images(folder))
     indices = [list(range(size))] * MOST_BATCHES
     loader = DataLoader(dataset, batch_sampler=indices, num_workers=1, multiprocessing_context="fork")
@@ -305,7 +307,7 @@ def main() -> None:
         report = describe(arguments, "host_cost.py", given)
         report["host_cost"] = {}
         for name in arguments.pipelines:
-            size = min(arguments.batch, MULTI_CROP_FILES) if name == MULTI_CROP else arguments.batch
+            size = min(arguments.batch, FEWER_FILES) if name == OF_FEWER_FILES else arguments.batch
             report["host_cost"][name] = {
                 block: measure(folder, name, size, arguments.rounds, block) for block in BLOCKS
             }
