@@ -595,8 +595,9 @@ def test_a_row(
         tolerance = {"rtol": 1e-5, "atol": 1e-6} if row["precision"] == "O0" else {"rtol": 2e-2, "atol": 2e-2}
         torch.testing.assert_close(torch.tensor(made), torch.tensor(losses), **tolerance)
     warned = [record.getMessage() for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
-    # Of the few steps here, most may have a batch from which samples are left out.
-    expected = ("broken files", "had batches of another shape") if row["broken"] == "skip" else ("broken files",)
+    # Of the few steps here, many may have a batch from which samples are left out, or the short last one of a worker.
+    is_uneven = row["broken"] == "skip" or ("stream" in row["loader"] and row["workers"].startswith("2"))
+    expected = ("broken files", "had batches of another shape") if is_uneven else ("broken files",)
     assert [text for text in warned if not any(part in text for part in expected)] == []
 
 

@@ -24,7 +24,7 @@ from image.torch_arguments import ARGUMENTS, FAMILIES, SUBJECTS, functions
 from torch_sink.image.core import settings
 from torch_sink.image.handles.lazy import Lazy
 
-SECONDS_PER_FUNCTION = 60  # of the processor
+SECONDS_PER_FUNCTION = 150  # of the processor
 SECONDS_WITHOUT_WORK = 600
 
 # Memory that nobody wrote to, in stock code as well.
