@@ -26,13 +26,13 @@ from unittest import mock
 import torch
 import triton.compiler
 from torch.utils.data import DataLoader
+from torchvision.datasets import ImageFolder
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
 import torch_sink
 from harness import describe, distinct, finish, make_parser, photographs, positive, save
-from torch_sink.cli.pipelines import PIPELINES as OF_ONE_VIEW
-from torch_sink.cli.pipelines import find_images
+from torch_sink.cli.pipelines import build_pipeline
 from torch_sink.cli.worker_cost import percentiles
 from torch_sink.common import transfer
 from torch_sink.image.decode import providers
@@ -42,7 +42,7 @@ from torch_sink.image.run import device as on_device
 from torch_sink.image.run.device import Launches
 from torch_sink.sink.openers import DataLoaderOpener
 from torch_sink.triton_kernels.launching import Launcher, is_interpreted
-from worker_rows import ROWS, of_photographs
+from worker_rows import multi_crop
 
 MULTI_CROP, FEWER_FILES = "DINO, 2 + 8 crops", 64
 OF_FEWER_FILES = f"{MULTI_CROP}, {FEWER_FILES} files"
@@ -223,8 +223,7 @@ def measured(clock: Clock, memory: PinnedMemory) -> Iterator[None]:
 
 def batches(folder: Path, pipeline: str, size: int, block: str) -> Iterator[Callable[[], list[Any]]]:
     """What receives one batch after the other, of each view of its files; each lies in the queue already."""
-    row = of_photographs(OF_ONE_VIEW[pipeline]()) if pipeline in OF_ONE_VIEW else ROWS[MULTI_CROP]
-    dataset = row.make(find_images(folder))
+    dataset = ImageFolder(str(folder), multi_crop() if pipeline.startswith(MULTI_CROP) else build_pipeline(pipeline))
     indices = [list(range(size))] * MOST_BATCHES
     loader = DataLoader(dataset, batch_sampler=indices, num_workers=1, multiprocessing_context="fork")
     opener = DataLoaderOpener(loader, None)
@@ -234,7 +233,7 @@ def batches(folder: Path, pipeline: str, size: int, block: str) -> Iterator[Call
     while True:
         while iterator._data_queue.empty():
             time.sleep(POLL_SECONDS)
-        yield lambda: received if isinstance(received := next(iterator), list) else [received]
+        yield lambda: received if isinstance(received := next(iterator)[0], list) else [received]
 
 
 def measure(folder: Path, pipeline: str, size: int, rounds: int, block: str) -> dict[str, Any]:

@@ -125,6 +125,12 @@ def dino(size: int, scale: tuple[float, float], blur: float) -> v1.Compose:
     return v1.Compose([*head, v1.ToTensor(), v1.Normalize(MEAN, STD)])
 
 
+def multi_crop() -> Views:
+    """Two large and eight small views of DINO."""
+    large = [dino(224, (0.4, 1.0), blur) for blur in (1.0, 0.1)]
+    return Views(*large, *[dino(96, (0.05, 0.4), 0.5)] * 8)
+
+
 def of_photographs(transform: Any, batch_size: int = SMALL, *, one_process: bool = False) -> Row:
     return Row(lambda files: FolderImages(files, transform), batch_size, one_process=one_process)
 
@@ -162,15 +168,13 @@ def all_rows() -> dict[str, Row]:
     detection = v2.Compose([v2.RandomIoUCrop(), v2.RandomHorizontalFlip(), v2.Resize((320, 320)), *VALUES, normalize,
                             v2.SanitizeBoundingBoxes()])  # fmt: skip
     five = v1.Compose([v1.Resize(RESIZE), v1.FiveCrop(CROP), v1.Lambda(stack_crops), v1.Normalize(MEAN, STD)])
-    large = [dino(224, (0.4, 1.0), blur) for blur in (1.0, 0.1)]
-    multi_crop = Views(*large, *[dino(96, (0.05, 0.4), 0.5)] * 8)
     rows |= {
         "segmentation, v2 with masks": Row(lambda files: WithMasks(files, segmentation), FEW),
         "detection, v2 with boxes": Row(lambda files: WithBoxes(files, detection), FEW, with_targets),
         "five crops": of_photographs(five, FEW),
         "two views of SimCLR": of_photographs(Views(view, view), VIEWS),
-        "DINO, 2 + 8 crops": of_photographs(multi_crop, VIEWS),
-        f"DINO, 2 + 8 crops, batch {SMALL}": of_photographs(multi_crop),
+        "DINO, 2 + 8 crops": of_photographs(multi_crop(), VIEWS),
+        f"DINO, 2 + 8 crops, batch {SMALL}": of_photographs(multi_crop()),
     }
     return rows
 

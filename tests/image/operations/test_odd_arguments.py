@@ -62,18 +62,8 @@ SIGMAS = (
 DTYPES = (torch.uint8, torch.float16, torch.float32, torch.float64, torch.int32, torch.bool, "float", None)
 VALUES = (0, 5.5, torch.tensor(3), torch.rand(3, 3, 4), torch.rand(1, 3, 4), np.ones(3), None, torch.tensor(300.0))
 ORDERS = (
-    [2, 1, 0],
-    (1, 0, 2),
-    [0, 0, 1],
-    [0, 1],
-    [0],
-    [],
-    None,
-    [3, 0, 1],
-    [-1, 0, 1],
-    [0.0, 1, 2],
-    torch.tensor([2, 0, 1]),
-)
+    [2, 1, 0], (1, 0, 2), [0, 0, 1], [0, 1], [0], [], None, [3, 0, 1], [-1, 0, 1], [0.0, 1, 2], torch.tensor([2, 0, 1]),
+)  # fmt: skip
 SHIFTS = (
     torch.zeros(1, 21, 30, 2), torch.full((1, 21, 30, 2), 0.1), torch.full((1, 21, 30, 2), 0.1, dtype=torch.float64),
     torch.zeros(1, 20, 30, 2), torch.zeros(21, 30, 2), torch.full((1, 21, 30, 2), float("nan")), 0.1, None,
