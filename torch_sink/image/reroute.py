@@ -111,7 +111,7 @@ def _of_pillow_images() -> Iterator[Row]:
         elif name in _THROUGH_METHODS:
             yield _functional_pil, name, stand_ins.through_methods
     yield functional, "resized_crop", stand_ins.on_image("pil.resized_crop", by_methods=True)
-    yield functional, "gaussian_blur", stand_ins.through_tensors("v1.gaussian_blur")
+    yield functional, "gaussian_blur", stand_ins.on_image_as_tensor("v1.gaussian_blur")
     for name, modules in _CONVERSIONS.items():
         kind = LazyTVImage if name == "to_image" else None
         for module in modules:

@@ -114,8 +114,8 @@ def _on_image(
     return make
 
 
-def through_tensors(name: str) -> Make:
-    """The stand-in for what turns Pillow images into tensors and back; `name` is that of the recorder on tensors."""
+def on_image_as_tensor(name: str) -> Make:
+    """As `on_image`, for functionals that turn Pillow images into tensors and back, from their recorder on tensors."""
     return _on_image(through_tensor(RECORDERS[name]), palettes=False)
 
 
@@ -130,7 +130,7 @@ def pillow_kernel(name: str) -> Make:
     if name == "resized_crop":
         return on_image("pil.resized_crop_v2", by_methods=True)
     if name in _THROUGH_TENSORS:
-        return through_tensors(f"v2.{name}")
+        return on_image_as_tensor(f"v2.{name}")
     is_recorded = f"pil.{name}" in RECORDERS and name not in _OTHER_ARGUMENTS
     return on_image(f"pil.{name}", by_methods=name == "crop") if is_recorded else through_methods
 

@@ -176,14 +176,18 @@ def _as_drawn(probability: float) -> float:
 @step(v1.RandomHorizontalFlip, "forward", "69161e0a55233522")
 def _flip_v1(flip: Any, image: Any) -> Any:
     beyond = _beyond(flip.p)
-    return NotImplemented if beyond is None else F.hflip(image) if beyond < 0 else image
+    if beyond is None:
+        return NotImplemented
+    return F.hflip(image) if beyond < 0 else image
 
 
 @step(v1.RandomApply, "forward", "4cf91b5ad6e8d9b0")
 def _apply_v1(several: Any, image: Any) -> Any:
     beyond = _beyond(several.p)
-    if beyond is None or beyond > 0:
-        return NotImplemented if beyond is None else image
+    if beyond is None:
+        return NotImplemented
+    if beyond > 0:
+        return image
     for transform in several.transforms:
         image = transform(image)
     return image
@@ -193,9 +197,9 @@ def _apply_v1(several: Any, image: Any) -> Any:
 def _grayscale_v1(grayscale: Any, image: Any) -> Any:
     channels = F.get_dimensions(image)[0]
     beyond = _beyond(grayscale.p)
-    if beyond is None or beyond >= 0:
-        return NotImplemented if beyond is None else image
-    return F.rgb_to_grayscale(image, num_output_channels=channels)
+    if beyond is None:
+        return NotImplemented
+    return F.rgb_to_grayscale(image, num_output_channels=channels) if beyond < 0 else image
 
 
 @step(v1.RandomResizedCrop, "get_params", "f32795f0e582b207")
@@ -314,9 +318,9 @@ def _forward_at_random(transform: Any, *inputs: Any) -> Any:
         return NotImplemented
     transform.check_inputs(list(inputs))
     beyond = _beyond(transform.p)
-    if beyond is None or beyond >= 0:
-        return NotImplemented if beyond is None else inputs[0]
-    return transform.transform(inputs[0], transform.make_params(list(inputs)))
+    if beyond is None:
+        return NotImplemented
+    return transform.transform(inputs[0], transform.make_params(list(inputs))) if beyond < 0 else inputs[0]
 
 
 @step(v2.RandomIoUCrop, "make_params", "7106e919ccf09abe")
