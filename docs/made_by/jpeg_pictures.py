@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from torch_sink.cli.photos import make_photo
-from torch_sink.image.decode.jpeg_header import JpegHeader, read_jpeg_header
+from torch_sink.image.decode.encoded import JpegHeader, read_jpeg_header
 
 IMAGES = Path(__file__).resolve().parents[1] / "images"
 SIZE = (500, 375)

@@ -28,7 +28,7 @@ from image.trials.support import tried_rows
 
 import torch_sink
 from torch_sink.cli import SUPPORT_COLUMNS, SUPPORT_LEGEND
-from torch_sink.image.decode.source import EncodedSource
+from torch_sink.image.decode.encoded import EncodedSource
 from torch_sink.image.support import SupportRow, support_table
 from torch_sink.releases import NEWEST, numbers_of
 

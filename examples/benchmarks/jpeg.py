@@ -29,11 +29,10 @@ from harness import (
     save,
 )
 from torch_sink.cli.worker_cost import percentiles
+from torch_sink.image.decode.encoded import EncodedSource, read_jpeg_header
 from torch_sink.image.decode.jpeg_block import lay_out_jpegs
 from torch_sink.image.decode.jpeg_decoder import decode_jpegs
-from torch_sink.image.decode.jpeg_header import read_jpeg_header
 from torch_sink.image.decode.jpeg_tables import batch_of
-from torch_sink.image.decode.source import EncodedSource
 from torch_sink.triton_kernels.shapes import LANE_SHAPES, LaneShape, choose_lane_shape
 
 # Part of a kernel's name -> the stage that it belongs to; everything else is copies, fills and small sums.

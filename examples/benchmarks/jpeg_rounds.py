@@ -21,9 +21,8 @@ import numpy as np
 from PIL import Image
 
 from report_tables import insert_between
+from torch_sink.image.decode.encoded import EncodedSource, read_jpeg_header
 from torch_sink.image.decode.jpeg_block import JpegFile, jpeg_file
-from torch_sink.image.decode.jpeg_header import read_jpeg_header
-from torch_sink.image.decode.source import EncodedSource
 from torch_sink.triton_kernels.shapes import LANE_SHAPES, LaneShape, lane_count
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "inside" / "jpeg.md"

@@ -20,7 +20,7 @@ from torchvision.transforms import v2
 
 from image.check import assert_same_bits
 from torch_sink.common.containers import flatten
-from torch_sink.image.decode.source import EncodedSource
+from torch_sink.image.decode.encoded import EncodedSource
 from torch_sink.image.program.program import Wanted
 from torch_sink.image.run.batch import LazyBatch
 from torch_sink.image.run.device import DecodedImages

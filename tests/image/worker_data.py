@@ -16,7 +16,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from torch_sink.image.decode.source import EncodedSource
+from torch_sink.image.decode.encoded import EncodedSource
 
 Pair = namedtuple("Pair", ["image", "target"])
 

@@ -20,7 +20,7 @@ from torchvision.datasets import ImageFolder
 import torch_sink
 from torch_sink import SinkLoader
 from torch_sink.errors import DecodeError
-from torch_sink.image.decode.source import EncodedSource
+from torch_sink.image.decode.encoded import EncodedSource
 from torch_sink.image.run import batch as batch_module
 
 pytestmark = [pytest.mark.halved, QUIET, pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")]

@@ -24,12 +24,13 @@ from torch_sink.cli.progress import step
 from torch_sink.cli.report import Report, Table
 from torch_sink.cli.worker_cost import Cost, cost_of_fallbacks, measured_beside_stock, said_of
 from torch_sink.common import usable_cores
-from torch_sink.damage.report import current_policy
+from torch_sink.damage.report import decode_errors
 from torch_sink.image.core.fallback import FallbackReport
 from torch_sink.image.core.first_batch import origins_of
 from torch_sink.image.core.origins import OPEN, said_of_nothing_recorded
 from torch_sink.image.decode import jpeg_decoder
-from torch_sink.image.decode.source import EncodedSource, PixelSource
+from torch_sink.image.decode.encoded import EncodedSource
+from torch_sink.image.decode.source import PixelSource
 from torch_sink.image.handles.tensor import Handle
 from torch_sink.image.program.program import Program
 from torch_sink.image.run.batch import LazyBatch
@@ -119,7 +120,7 @@ def explain(pipeline: Pipeline, device: str | None = None, workers: int | None =
     count = next(given for given in (workers, pipeline.workers or None, cores) if given is not None)
     if count < 1:
         raise ValueError(f"--workers {count} make no batches; give 1 or more")
-    policy = pipeline.policy or current_policy()  # that of the process, inside `with torch_sink.explain():`
+    policy = pipeline.policy or decode_errors.policy  # that of the process, inside `with torch_sink.explain():`
     with step("Recording a batch"), torch_sink.image_backend("device", device="meta", on_decode_error=policy):
         seed_everything(0)
         images, _, batch = next(pipeline.batches())

@@ -15,7 +15,7 @@ from PIL import ExifTags, Image
 
 import torch_sink
 from torch_sink.damage.report import BrokenFile
-from torch_sink.image.decode.jpeg_header import read_jpeg_header
+from torch_sink.image.decode.encoded import read_jpeg_header
 
 MOST_LOOKED_AT = 2000  # files of a folder; evenly spread where it has more
 _MOST_NAMED = 3

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from torch_sink.image.decode.source import EncodedSource
+from torch_sink.image.decode.encoded import EncodedSource
 from torch_sink.image.handles.kept import has_no_pixels
 from torch_sink.image.handles.tensor import HANDLES
 

@@ -42,7 +42,7 @@ _OPENERS = {
     "torchvision.datasets.folder": ("pil_loader", "accimage_loader", "default_loader"),
     "torchvision.io.image": None,
     "torch_sink.image.handles.file": None,
-    "torch_sink.image.decode.source": None,
+    "torch_sink.image.decode.encoded": None,
 }
 _SUFFIXES = frozenset(
     ".jpg .jpeg .jpe .png .webp .gif .bmp .tif .tiff .ppm .pgm .jp2 .avif .heic".split()  # noqa: SIM905
@@ -156,23 +156,22 @@ Policy = Literal["raise", "skip", "replace"]
 POLICIES = get_args(Policy)
 
 
-class _OfThread(threading.local):
-    policy: Policy | None = None  # None: that of the process
+class _DecodeErrors(threading.local):
+    """Where each thread finds its policy.
+
+    Attributes:
+        policy: for files that the calling thread opens, and for loaders whose iterators it makes.
+    """
+
+    policy: Policy = "raise"  # of the class: that of the process, for threads without another one
 
 
-_of_process: Policy = "raise"
-_of_thread = _OfThread()
-
-
-def current_policy() -> Policy:
-    """The policy for files that the calling thread opens, and for loaders whose iterators it makes."""
-    return _of_thread.policy or _of_process
+decode_errors = _DecodeErrors()
 
 
 def set_policy(policy: Policy) -> None:
     """Sets the policy of this process, for threads without another one."""
-    global _of_process
-    _of_process = policy
+    _DecodeErrors.policy = policy
 
 
 @contextmanager
@@ -181,11 +180,15 @@ def policy_of_thread(policy: Policy | None) -> Iterator[None]:
     if policy is None:
         yield
         return
-    before, _of_thread.policy = _of_thread.policy, policy
+    before = vars(decode_errors).get("policy")
+    decode_errors.policy = policy
     try:
         yield
     finally:
-        _of_thread.policy = before
+        if before is None:
+            vars(decode_errors).pop("policy", None)
+        else:
+            decode_errors.policy = before
 
 
 # --- the report

@@ -251,7 +251,7 @@ class RecordingWorker:
 
 def _settings_of_thread(active: Settings | None) -> Settings:
     assert active is not None  # the stand-in is only there while the backend is on
-    return active._replace(on_decode_error=damage.current_policy())
+    return active._replace(on_decode_error=damage.decode_errors.policy)
 
 
 def _finished(made: Any, makes_pixels: bool = False) -> Any:

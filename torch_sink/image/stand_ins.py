@@ -23,7 +23,7 @@ from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
 from torch_sink.image.core.fallback import MUTED, count_function_modes, executing, report_fallback
 from torch_sink.image.core.first_batch import note_array
-from torch_sink.image.core.ops import Recorder
+from torch_sink.image.core.ops import Recorder, takes
 from torch_sink.image.core.recording import Recording
 from torch_sink.image.handles.array import ArrayImage
 from torch_sink.image.handles.image import LazyImage, lazy_image, record_on_array
@@ -48,6 +48,18 @@ def around(function: Stock) -> Make:
 def before(function: Stock) -> Make:
     """As `around`, for functions of modules that are called often: the stand-in adds no Python call."""
     return lambda stock: functools.update_wrapper(functools.partial(function, stock), stock)  # type: ignore[return-value]
+
+
+def _record_on(handle: Any, recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Any) -> Any:
+    """What a recorder makes of a handle and of the arguments behind it, as `handle_of` gives it."""
+    begun: Recording = handle.__dict__["lazy_recording"]
+    try:
+        made = recorder(begun, *args, **kwargs)
+    except TypeError:  # as `made_by`, without a call
+        if takes(recorder, begun, *args, **kwargs):
+            raise
+        return NotImplemented
+    return handle.handle_of(made, begun, kind)
 
 
 # --- Pillow images
@@ -95,7 +107,9 @@ def _on_image(
             else:
                 handle, is_pillow = image if kind in HANDLES and image.is_recording else None, False
             if handle is not None:
-                made = NotImplemented if recorder is None else handle.record(recorder, args, kwargs, kind_of_result)
+                made = NotImplemented
+                if recorder is not None:
+                    made = _record_on(handle, recorder, args, kwargs, kind_of_result)
                 if made is NotImplemented:
                     made = stock(handle if by_methods else image, *args, **kwargs)
                 if made is not handle:
@@ -144,6 +158,8 @@ def on_tensor(name: str, recorder: Recorder | None, makes_pure: bool = False) ->
     With `makes_pure`, the result of a computation on a `tv_tensors.Image` is a pure tensor. `name` is for the report.
     """
 
+    kind_of_result = LazyTensor if makes_pure else None
+
     def make(stock: Stock) -> Stock:
         @functools.wraps(stock)
         def stand_in(image: Any, *args: Any, **kwargs: Any) -> Any:
@@ -153,9 +169,10 @@ def on_tensor(name: str, recorder: Recorder | None, makes_pure: bool = False) ->
                 each = type(image) is LazyBatch and recorder is not None and name in EACH_ALONE
                 made = image.record_each(recorder, *args, **kwargs) if each else NotImplemented
                 return stock(image, *args, **kwargs) if made is NotImplemented else made
-            is_recording = image.is_recording
+            fields = image.__dict__
+            is_recording = "lazy_real" not in fields and ("lazy_base" not in fields or image.is_recording)
             if is_recording and recorder is not None:
-                made = image.record(recorder, args, kwargs, LazyTensor if makes_pure else None)
+                made = _record_on(image, recorder, args, kwargs, kind_of_result)
                 if made is not NotImplemented:
                     return made
             dtype = image.dtype
@@ -364,7 +381,7 @@ def image_ops(stock: ModuleType) -> ModuleType:
 def _recorded(stock: Stock, name: str, image: Any, *args: Any, **kwargs: Any) -> Any:
     """Records a call of a module of Pillow on a handle that is no palette image; any other call goes to `stock`."""
     records = getattr(image, "is_recording", False) and image.mode != "P"
-    made = image.record(RECORDERS[name], args, kwargs) if records else NotImplemented
+    made = image.record(RECORDERS[name], *args, **kwargs) if records else NotImplemented
     return stock(image, *args, **kwargs) if made is NotImplemented else made
 
 

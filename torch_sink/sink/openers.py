@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch_sink.common.integrations import LENGTH_CALLED
 from torch_sink.common.pool import Pool
 from torch_sink.common.random_state import RandomState, find_generators, generator_states
-from torch_sink.damage.report import Policy, current_policy, policy_of_thread
+from torch_sink.damage.report import Policy, decode_errors, policy_of_thread
 from torch_sink.errors import add_hints
 from torch_sink.sink.workers import WorkerGuard
 from torch_sink.worker.fetchers import give_worker_batches
@@ -161,7 +161,7 @@ class DataLoaderOpener(Opener):
 
     def make_iterator(self) -> Any:
         """A new iterator of the copy, whose workers write to slabs and report what they cannot send."""
-        loader, policy = self.loader, self.policy or current_policy()
+        loader, policy = self.loader, self.policy or decode_errors.policy
         self.worker_generators = generator_states(self.generators)
         pool = self._free_pool()
         if self.has_workers:

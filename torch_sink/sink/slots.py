@@ -11,7 +11,7 @@ import torch
 from torch_sink.common.arguments import check_choice, named_device
 from torch_sink.common.containers import Flat, agree_on_positions, flatten, is_flat, is_lazy, select_samples
 from torch_sink.common.pool import Pool
-from torch_sink.damage.report import POLICIES, DecodeReport, Policy, current_policy
+from torch_sink.damage.report import POLICIES, DecodeReport, Policy, decode_errors
 
 
 def resolve_device(device: torch.device | str | None) -> torch.device:
@@ -140,7 +140,7 @@ def execute_lazy(batch: Flat, form: ImageFormat, targets: dict[int, torch.Tensor
     lazy = {id(leaf): leaf for leaf in batch.leaves if is_lazy(leaf)}
     if not lazy:
         return batch, None
-    policy = form.on_decode_error or current_policy()
+    policy = form.on_decode_error or decode_errors.policy
     how = {
         key: {
             "dtype": form.dtype,

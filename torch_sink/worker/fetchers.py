@@ -22,7 +22,7 @@ from torch_sink.damage.report import (
     DecodeReport,
     Policy,
     add_to_report,
-    current_policy,
+    decode_errors,
     name_file,
     policy_of_thread,
     set_policy,
@@ -105,7 +105,7 @@ def create_fetcher(stock: Callable[..., Any], finish: Callable[[Any], Any] | Non
     @functools.wraps(stock)
     def create(*args: Any, **kwargs: Any) -> Any:
         fetcher = stock(*args, **kwargs)
-        guard_fetcher(fetcher, current_policy())
+        guard_fetcher(fetcher, decode_errors.policy)
         if type(fetcher) in _GUARDED.values() and get_worker_info() is None:
             fetcher.finish = finish
         return fetcher
@@ -173,7 +173,7 @@ def begin_iterator(stock: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(stock)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         stock(self, *args, **kwargs)
-        if current_policy() != "raise":
+        if decode_errors.policy != "raise":
             self._next_data = _NextData(self)
 
     return __init__

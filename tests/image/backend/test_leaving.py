@@ -22,7 +22,7 @@ import torch_sink
 from image.cases import array_opener, encoded
 from image.check import assert_same_bits
 from torch_sink.image.core.ops import STOCK
-from torch_sink.image.decode.source import EncodedSource
+from torch_sink.image.decode.encoded import EncodedSource
 from torch_sink.image.handles.file import LazyJpegImageFile
 from torch_sink.image.handles.image import LazyImage
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor

@@ -26,7 +26,7 @@ import torch_sink
 from image.cases import encoded
 from image.check import assert_same_bits, device_in_use, lazy_batch
 from image.worker_data import train_transform
-from torch_sink.image.decode.source import read_file
+from torch_sink.image.decode.encoded import read_file
 from torch_sink.image.run.batch import LazyBatch
 
 pytestmark = pytest.mark.halved

@@ -24,9 +24,10 @@ from torch_sink.image.core import proof as proof_module
 from torch_sink.image.core.proof import Proof
 from torch_sink.image.decode import jpeg_decoder as jpeg
 from torch_sink.image.decode import providers
+from torch_sink.image.decode.encoded import EncodedSource, encoded_source
 from torch_sink.image.decode.jpeg_proof import JPEG_KERNELS
 from torch_sink.image.decode.providers import candidates, decode_sources, providers_for
-from torch_sink.image.decode.source import Box, Decoded, EncodedSource, PixelSource, encoded_source
+from torch_sink.image.decode.source import Box, Decoded, PixelSource
 from torch_sink.image.run.stage_proof import STAGE_KERNELS
 from torch_sink.triton_kernels.shapes import are_interpreted
 

@@ -13,9 +13,9 @@ from PIL import Image
 from image.cases import encoded
 from image.jpeg_files import COLUMN, SAMPLINGS, batch_and_tables, jpeg, segments_of
 from torch_sink.image.decode import jpeg_block as block
+from torch_sink.image.decode.encoded import EncodedSource, read_jpeg_header
 from torch_sink.image.decode.jpeg_block import joined, jpeg_file, lay_out_jpegs
-from torch_sink.image.decode.jpeg_header import read_jpeg_header
-from torch_sink.image.decode.source import Box, EncodedSource, PixelSource
+from torch_sink.image.decode.source import Box, PixelSource
 from torch_sink.triton_kernels.shapes import TileShape, lane_count
 
 ROOT = Path(__file__).resolve().parents[3]

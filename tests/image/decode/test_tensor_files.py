@@ -26,7 +26,7 @@ from image.check import assert_same_bits, device_in_use
 from image.decode.test_bad_input import BROKEN, outcome
 from image.run.test_collate import assert_same_structure, stock_and_lazy
 from image.source_files import FILES, PHOTO, saved
-from torch_sink.image.decode.source import EncodedSource
+from torch_sink.image.decode.encoded import EncodedSource
 from torch_sink.image.handles import file
 from torch_sink.image.handles.tensor import Handle, LazyTensor
 

@@ -27,7 +27,8 @@ from torch_sink.cli.explain import explain, report_of
 from torch_sink.cli.kept_images import images_in, is_file
 from torch_sink.cli.pipelines import pipeline_of
 from torch_sink.image.core import uses
-from torch_sink.image.decode.source import EncodedSource, PixelSource
+from torch_sink.image.decode.encoded import EncodedSource
+from torch_sink.image.decode.source import PixelSource
 from torch_sink.image.run.batch import LazyBatch
 
 IMAGES, EPOCHS = 9, 3

@@ -23,7 +23,8 @@ from image.check import assert_same_bits, device_in_use, runs_kernels
 from image.worker_data import Structured, stacking_collate, train_transform
 from torch_sink.image.core.ops import InPlaceOp, Op
 from torch_sink.image.decode import jpeg_proof
-from torch_sink.image.decode.source import EncodedSource, FinishedSource, Source
+from torch_sink.image.decode.encoded import EncodedSource
+from torch_sink.image.decode.source import FinishedSource, Source
 from torch_sink.image.handles.tensor import LazyTensor
 from torch_sink.image.program.block import Contents, Packed, Packing
 from torch_sink.image.program.block import _sealed as sealed_contents

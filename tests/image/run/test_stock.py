@@ -25,7 +25,7 @@ from image.cases import array_opener, encoded
 from image.check import assert_same_bits
 from torch_sink.image.core.fallback import executing
 from torch_sink.image.core.ops import STOCK
-from torch_sink.image.decode.source import EncodedSource
+from torch_sink.image.decode.encoded import EncodedSource
 
 pytestmark = pytest.mark.halved
 

@@ -11,9 +11,8 @@ from types import ModuleType
 import pytest
 
 from torch_sink.cli.photos import photo_file
+from torch_sink.image.decode.encoded import EncodedSource, read_jpeg_header
 from torch_sink.image.decode.jpeg_block import jpeg_file
-from torch_sink.image.decode.jpeg_header import read_jpeg_header
-from torch_sink.image.decode.source import EncodedSource
 from torch_sink.triton_kernels.jpeg import jpeg_variants
 from torch_sink.triton_kernels.shapes import LANE_SHAPES
 

@@ -18,7 +18,7 @@ from torchvision.transforms import v2
 
 import torch_sink
 from torch_sink.errors import DecodeError
-from torch_sink.image.decode.source import EncodedSource
+from torch_sink.image.decode.encoded import EncodedSource
 from torch_sink.image.program import block
 from torch_sink.image.run import device as on_device
 

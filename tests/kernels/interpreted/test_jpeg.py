@@ -35,10 +35,11 @@ from torch_sink import decode_images, decode_providers
 from torch_sink.image.core.proof import Verdict
 from torch_sink.image.decode import jpeg_decoder as jpeg_decode
 from torch_sink.image.decode import jpeg_tables
+from torch_sink.image.decode.encoded import EncodedSource, encoded_source
 from torch_sink.image.decode.jpeg_decoder import JpegDecoder
 from torch_sink.image.decode.jpeg_proof import JPEG_KERNELS
 from torch_sink.image.decode.providers import decode_sources
-from torch_sink.image.decode.source import Box, EncodedSource, encoded_source
+from torch_sink.image.decode.source import Box
 from torch_sink.triton_kernels.shapes import LANE_SHAPES, LaneShape
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "examples" / "benchmarks"

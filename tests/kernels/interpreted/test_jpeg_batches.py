@@ -23,9 +23,10 @@ import torch_sink
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.decode import jpeg_decoder as jpeg_decode
 from torch_sink.image.decode import jpeg_tables
+from torch_sink.image.decode.encoded import EncodedSource, encoded_source
 from torch_sink.image.decode.jpeg_block import lay_out_jpegs
 from torch_sink.image.decode.jpeg_decoder import block_on_device
-from torch_sink.image.decode.source import Box, EncodedSource, encoded_source
+from torch_sink.image.decode.source import Box
 from torch_sink.image.run import device
 from torch_sink.triton_kernels.shapes import LaneShape
 

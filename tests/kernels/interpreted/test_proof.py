@@ -22,7 +22,7 @@ from torch_sink.cli import doctor
 from torch_sink.cli.photos import make_photo
 from torch_sink.errors import DecodeError, UnsupportedOperation
 from torch_sink.image.core.proof import Proof, Verdict
-from torch_sink.image.decode.source import EncodedSource
+from torch_sink.image.decode.encoded import EncodedSource
 from torch_sink.image.run import stage_proof as stages
 from torch_sink.image.run.batch import LazyBatch
 from torch_sink.image.run.stage_proof import STAGE_KERNELS

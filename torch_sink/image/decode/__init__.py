@@ -16,8 +16,9 @@ from torch_sink.common.transfer import to_device
 from torch_sink.errors import DecodeError
 from torch_sink.image.core.fallback import executing
 from torch_sink.image.core.settings import available_device, default_device
+from torch_sink.image.decode.encoded import EncodedSource, encoded_source, read_file
 from torch_sink.image.decode.providers import check_provider, decode_sources
-from torch_sink.image.decode.source import EncodedSource, PixelSource, encoded_source, read_file
+from torch_sink.image.decode.source import PixelSource
 
 
 @explains_wrong_calls()

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from torch_sink.image.decode.jpeg_header import BaselineScan
-from torch_sink.image.decode.source import EncodedSource, Source
+from torch_sink.image.decode.encoded import BaselineScan, EncodedSource
+from torch_sink.image.decode.source import Source
 from torch_sink.triton_kernels import jpeg_rows as rows
 
 ALIGNMENT_BYTES = 16

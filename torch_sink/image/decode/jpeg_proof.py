@@ -13,7 +13,8 @@ from PIL import Image
 from torch_sink.common.transfer import to_host
 from torch_sink.image.core.fallback import executing, image_of
 from torch_sink.image.core.proof import Proof
-from torch_sink.image.decode.source import Box, EncodedSource, encoded_source
+from torch_sink.image.decode.encoded import EncodedSource, encoded_source
+from torch_sink.image.decode.source import Box
 
 _SIZE = 67, 45  # width and height, pixels; no multiples of an MCU's
 

@@ -14,8 +14,9 @@ from torch_sink.common import usable_cores
 from torch_sink.common.arguments import explains_wrong_calls
 from torch_sink.errors import DecodeError
 from torch_sink.image.core.settings import default_device
+from torch_sink.image.decode.encoded import EncodedSource
 from torch_sink.image.decode.jpeg_proof import JPEG_KERNELS
-from torch_sink.image.decode.source import Box, Decoded, EncodedSource, PixelSource
+from torch_sink.image.decode.source import Box, Decoded, PixelSource
 
 Sources = Sequence[EncodedSource | PixelSource]
 Results = list[Decoded | DecodeError]

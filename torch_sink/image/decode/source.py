@@ -1,64 +1,20 @@
-"""Where the pixels of a handle come from: the bytes of a file, a Pillow image, or a finished tensor."""
+"""Where the pixels of a handle come from: an encoded file, a Pillow image, or a finished tensor."""
 
 from __future__ import annotations
 
-import io
 import math
-import os
-import stat
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
-from PIL.JpegImagePlugin import JpegImageFile
 
-from torch_sink.damage.report import current_policy
 from torch_sink.errors import DecodeError
 from torch_sink.image.core import settings
 from torch_sink.image.core.fallback import executing
 from torch_sink.image.core.ops import Op, count_before_values, makes_floats, replay
 from torch_sink.image.core.recording import Recording
-from torch_sink.image.decode.jpeg_header import JpegHeader, read_jpeg_header
-
-IN_MEMORY = "an image in memory"  # in the place of a path
-
-
-class EncodedSource(NamedTuple):
-    """A complete JPEG file that is not decoded yet."""
-
-    data: bytes | memoryview  # the file; bytes, or a view of the block that a batch travels in
-    path: str  # for messages
-    header: JpegHeader
-    mode: str  # "L" or "RGB", the mode to decode to
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """(width, height) in pixels."""
-        return self.header.width, self.header.height
-
-    def is_sound(self) -> bool:
-        """Whether every byte of the file is such that `decode` cannot raise; what stock code decodes may be unsound."""
-        return read_jpeg_header(bytes(self.data), thorough=True) is not None and _opens(self)
-
-    def open(self) -> Image.Image:
-        """The file as stock Pillow opens it: the header is read, with its `info`."""
-        return JpegImageFile(io.BytesIO(self.data), self.path)
-
-    def decode(self) -> Image.Image:
-        """A plain Pillow image in `mode`.
-
-        Raises:
-            DecodeError: the scan of the file is damaged.
-        """
-        try:
-            image = self.open()
-            if image.mode != self.mode:
-                return image.convert(self.mode)
-            image.load()
-            return image._new(image.im)  # like `copy`, but of the same memory
-        except (OSError, SyntaxError, ValueError) as error:
-            raise DecodeError(self.path, -1, str(error)) from error
+from torch_sink.image.decode.encoded import IN_MEMORY, EncodedSource
 
 
 class PixelSource(NamedTuple):
@@ -155,12 +111,6 @@ def replayed(source: Source, ops: Sequence[Op], in_place: bool = False) -> Any:
     return replay(source.decode(), ops, in_place)
 
 
-def beginning(source: EncodedSource | PixelSource) -> Recording:
-    """The recording of an image on which nothing is recorded yet."""
-    (width, height), mode = source.size, source.mode
-    return Recording(source, (), (3 if mode == "RGB" else 1, height, width), mode=mode)
-
-
 def made_here(recording: Recording) -> Recording:
     """For a machine without a device: decodes the file and runs calls now.
 
@@ -184,54 +134,6 @@ def made_here(recording: Recording) -> Recording:
 def source_of(made: torch.Tensor | Image.Image, path: str) -> Source:
     """The source of an ordinary tensor or Pillow image that was made of a file."""
     return FinishedSource(made, path) if isinstance(made, torch.Tensor) else PixelSource(made, path)
-
-
-def read_file(path: str | os.PathLike[str], beginning: bytes = b"") -> bytes | None:
-    """The bytes of a file; None, where it can be read again, for one that begins with others than `beginning`."""
-    descriptor = os.open(os.fspath(path), os.O_RDONLY | getattr(os, "O_BINARY", 0))
-    try:
-        about = os.fstat(descriptor)
-        looks_first = beginning and stat.S_ISREG(about.st_mode) and hasattr(os, "pread")
-        if looks_first and os.pread(descriptor, len(beginning), 0) != beginning:
-            return None
-        data = os.read(descriptor, about.st_size + 1)
-        if len(data) == about.st_size:
-            return data
-        rest = iter(lambda: os.read(descriptor, 1 << 20), b"")  # a pipe, or a file that is being written
-        return b"".join([data, *rest])
-    except OSError as error:
-        error.filename = os.fspath(path)  # of a folder, which can be opened
-        raise
-    finally:
-        os.close(descriptor)
-
-
-def encoded_source(data: bytes, path: str, mode: str | None = None, *, thorough: bool = False) -> EncodedSource | None:
-    """A source for `data`; None when Pillow has to open it at once (no JPEG, damaged, or suspiciously large).
-
-    Where broken files are skipped or replaced, a file that could raise later raises now: its sample is left out.
-
-    With `thorough` it is None for files that could raise later, even where broken files raise. `mode` is "L" or "RGB",
-    by default the file's own, or "RGB" for CMYK files.
-    """
-    thorough = thorough or current_policy() != "raise"
-    header = read_jpeg_header(data, thorough=thorough)
-    if header is None:
-        return None
-    if Image.MAX_IMAGE_PIXELS is not None and header.width * header.height > Image.MAX_IMAGE_PIXELS:
-        return None
-    if mode is None:
-        mode = "RGB" if header.mode == "CMYK" else header.mode
-    source = EncodedSource(data, path, header, mode)
-    return source if not thorough or _opens(source) else None
-
-
-def _opens(source: EncodedSource) -> bool:
-    try:
-        source.open()
-    except Exception:
-        return False
-    return True
 
 
 # --- palette images, whose pixels are indices of colors, or classes in the masks of segmentation datasets

@@ -28,16 +28,15 @@ from torch_sink.image.core.fallback import executing, image_of, is_executing, le
 from torch_sink.image.core.ops import Op, replay
 from torch_sink.image.core.recording import Recording
 from torch_sink.image.decode import jpeg_proof
-from torch_sink.image.decode.jpeg_header import START_OF_IMAGE
-from torch_sink.image.decode.source import (
+from torch_sink.image.decode.encoded import (
     IN_MEMORY,
+    START_OF_IMAGE,
     EncodedSource,
-    PixelSource,
     beginning,
     encoded_source,
-    is_worth_keeping,
     read_file,
 )
+from torch_sink.image.decode.source import PixelSource, is_worth_keeping
 from torch_sink.image.handles.image import RECORDED_MODES, LazyImage, LazyPixels, handle_of_file, lazy_image
 from torch_sink.image.handles.names import StockType, named_as, stays
 from torch_sink.image.handles.tensor import LazyTensor

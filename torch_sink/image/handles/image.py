@@ -15,20 +15,13 @@ from PIL import Image
 from torch_sink.errors import DecodeError
 from torch_sink.image.core import settings, uses
 from torch_sink.image.core.fallback import executing, is_executing, ledger, report_fallback
-from torch_sink.image.core.ops import STOCK, Op, Recorder, made_by, takes
+from torch_sink.image.core.ops import STOCK, Op, Recorder, made_by
 from torch_sink.image.core.recording import Recording
-from torch_sink.image.decode.source import (
-    EncodedSource,
-    PixelSource,
-    beginning,
-    has_plain_palette,
-    is_worth_keeping,
-    made_here,
-    replayed,
-)
+from torch_sink.image.decode.encoded import EncodedSource, beginning
+from torch_sink.image.decode.source import PixelSource, has_plain_palette, is_worth_keeping, made_here, replayed
 from torch_sink.image.handles.array import ArrayImage, agrees, pixels_of
 from torch_sink.image.handles.names import PixelAccess, StockType, named_as, stays, stock_type, unpickled
-from torch_sink.image.handles.tensor import HANDLES, NONE, LazyTensor
+from torch_sink.image.handles.tensor import HANDLES, LazyTensor
 from torch_sink.image.operations import RECORDERS
 
 RECORDED_MODES = ("L", "RGB")
@@ -44,7 +37,7 @@ def _recording(name: str) -> Any:
     @functools.wraps(stock)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         handle = self.lazy_handle()
-        made = handle.record(record, args, kwargs) if handle is not None else NotImplemented
+        made = handle.record(record, *args, **kwargs) if handle is not None else NotImplemented
         return stock(self, *args, **kwargs) if made is NotImplemented else made
 
     return method
@@ -194,22 +187,19 @@ class LazyImage(LazyPixels, metaclass=StockType):
     def lazy_handle(self) -> LazyImage | None:
         return self if self.is_recording else None
 
-    def record(self, recorder: Recorder, args: Sequence[Any] = (), kwargs: Any = NONE, kind: Any = None) -> Any:
-        """What a recorder makes of this image and of other arguments, as a handle, or `NotImplemented`.
+    def record(self, recorder: Recorder, *args: Any, **kwargs: Any) -> Any:
+        """What a recorder makes of this image and of other arguments, as a handle, or `NotImplemented`."""
+        begun: Recording = self.__dict__["lazy_recording"]
+        return self.handle_of(made_by(recorder, begun, *args, **kwargs), begun)
+
+    def handle_of(self, made: Any, begun: Recording, kind: Any = None) -> Any:
+        """The handle of what a recorder made of `begun`, the recording of this image; `NotImplemented` as it is.
 
         `kind` is that of the handle of a tensor, by default `LazyTensor`.
         """
-        fields = self.__dict__
-        begun: Recording = fields["lazy_recording"]
-        try:
-            made = recorder(begun, *args, **kwargs)
-        except TypeError:  # as `made_by`, without a call
-            if takes(recorder, begun, *args, **kwargs):
-                raise
-            return NotImplemented
         if made is begun or made is NotImplemented:
             return self if made is begun else made
-        ops = made.calls[len(begun.calls) :]
+        fields, ops = self.__dict__, made.calls[len(begun.calls) :]
         if (now := self.used()) is not begun:
             begun, made = now, made.of_pixels(now.source, now.calls + ops)
         if made.mode is None:

@@ -17,7 +17,8 @@ from torch_sink.errors import DecodeError
 from torch_sink.image.core import settings, uses
 from torch_sink.image.core.fallback import executing, ledger
 from torch_sink.image.core.ops import VALUE_CALLS, replay
-from torch_sink.image.decode.source import EncodedSource, PixelSource, is_worth_keeping
+from torch_sink.image.decode.encoded import EncodedSource
+from torch_sink.image.decode.source import PixelSource, is_worth_keeping
 from torch_sink.image.handles.image import LazyPixels
 from torch_sink.image.handles.tensor import HANDLES
 

@@ -15,8 +15,7 @@ from torch_sink.image.core.fallback import count_dispatch_modes, count_function_
 from torch_sink.image.core.ops import made_by
 
 # What no public function does. Where a release of torch lacks one of them, the backend cannot be set, and says so.
-_plain_call = torch._C.DisableTorchFunctionSubclass
-_raise_on_access = torch._C._set_storage_data_ptr_access_error_msg
+plain_call = torch._C.DisableTorchFunctionSubclass
 _swap_contents = torch._C._swap_tensor_impl
 _function_transforms = torch._C._functorch.peek_interpreter_stack
 _use_count: Callable[[torch.Tensor], int] = torch.Tensor._use_count  # type: ignore[attr-defined]
@@ -33,38 +32,6 @@ _METADATA = {
     *(getattr(torch, name) for name in _FUNCTIONS.split()),
     *(getattr(torch.Tensor, name).__get__ for name in _PROPERTIES.split()),
 }
-
-_NO_VALUES = (
-    "the values of this image or batch do not exist yet: torch_sink recorded it, and C++ code reads its memory without "
-    "asking torch for it; give that code `x.clone()`, or `batch.to(device)`"
-)
-
-# By shape and dtype, a tensor without memory that new ones are aliases of: they are made in half of the time. None for
-# what was seen only once, as the sizes of random crops are.
-_ORIGINALS: dict[tuple[tuple[int, ...], torch.dtype], torch.Tensor | None] = {}
-_MOST_ORIGINALS = 512
-
-
-def without_memory(cls: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
-    """A new tensor of a lazy class, contiguous and on the CPU: who reads or writes its memory gets an error."""
-    original = _ORIGINALS.get((shape, dtype))
-    if original is None:
-        if (shape, dtype) not in _ORIGINALS:
-            if len(_ORIGINALS) >= _MOST_ORIGINALS:
-                _ORIGINALS.clear()
-            _ORIGINALS[shape, dtype] = None
-            return _refusing(torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype))  # type: ignore[attr-defined]
-        with torch.inference_mode(False), _disable_current_modes():
-            original = _ORIGINALS[shape, dtype] = _refusing(torch.empty(shape, dtype=dtype, device="cpu"))
-    return torch.Tensor._make_subclass(cls, original)  # type: ignore[attr-defined]
-
-
-def _refusing(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, with a storage that gives up its memory and raises an error where code asks for its address."""
-    with _plain_call():
-        storage = tensor.untyped_storage()
-    _raise_on_access(storage._cdata, _NO_VALUES)
-    return tensor
 
 
 def _as_it_was_recorded() -> AbstractContextManager[None]:
@@ -119,7 +86,7 @@ class Lazy:
         if not isinstance(self, Lazy):
             return self  # another thread was faster
         kept = {name: value for name, value in vars(self).items() if name not in self.fields}
-        with _plain_call():
+        with plain_call():
             if _use_count(self) > 1:  # type: ignore[arg-type]
                 if self.lazy_real is None:
                     self.lazy_real = real
@@ -140,7 +107,7 @@ class Lazy:
     ) -> Any:
         kwargs = kwargs or {}
         if func in _METADATA and args and args[0].is_recording:
-            with _plain_call():
+            with plain_call():
                 return func(*args, **kwargs)
         if func in cls.calls and "input" not in kwargs:
             result = made_by(cls.calls[func], *args, **kwargs)

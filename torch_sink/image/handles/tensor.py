@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 from torchvision import tv_tensors
 from torchvision.tv_tensors import _torch_function_helpers as return_types
 
@@ -24,15 +25,52 @@ from torch_sink.image.core.ops import (
     made_by,
     recorded,
     replay,
-    takes,
 )
 from torch_sink.image.core.recording import Recording
-from torch_sink.image.decode.source import EncodedSource, FinishedSource, replayed
-from torch_sink.image.handles.lazy import Lazy, without_memory
+from torch_sink.image.decode.encoded import EncodedSource
+from torch_sink.image.decode.source import FinishedSource, replayed
+from torch_sink.image.handles.lazy import Lazy, plain_call
 from torch_sink.image.handles.names import StockTensorType, named_as, stays, unpickled, written
 from torch_sink.image.operations import RECORDERS
 
-NONE: dict[str, Any] = {}  # keyword arguments
+# --- memory
+
+# Where a release of torch lacks it, the backend cannot be set, and says so.
+_raise_on_access = torch._C._set_storage_data_ptr_access_error_msg
+_NO_VALUES = (
+    "the values of this image or batch do not exist yet: torch_sink recorded it, and C++ code reads its memory without "
+    "asking torch for it; give that code `x.clone()`, or `batch.to(device)`"
+)
+
+# By shape and dtype, a tensor without memory that new ones are aliases of: they are made in half of the time. None for
+# what was seen only once, as the sizes of random crops are.
+_ORIGINALS: dict[tuple[tuple[int, ...], torch.dtype], torch.Tensor | None] = {}
+_MOST_ORIGINALS = 512
+
+
+def without_memory(cls: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
+    """A new tensor of a lazy class, contiguous and on the CPU: who reads or writes its memory gets an error."""
+    original = _ORIGINALS.get((shape, dtype))
+    if original is None:
+        if (shape, dtype) not in _ORIGINALS:
+            if len(_ORIGINALS) >= _MOST_ORIGINALS:
+                _ORIGINALS.clear()
+            _ORIGINALS[shape, dtype] = None
+            return _refusing(torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype))  # type: ignore[attr-defined]
+        with torch.inference_mode(False), _disable_current_modes():
+            original = _ORIGINALS[shape, dtype] = _refusing(torch.empty(shape, dtype=dtype, device="cpu"))
+    return torch.Tensor._make_subclass(cls, original)  # type: ignore[attr-defined]
+
+
+def _refusing(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, with a storage that gives up its memory and raises an error where code asks for its address."""
+    with plain_call():
+        storage = tensor.untyped_storage()
+    _raise_on_access(storage._cdata, _NO_VALUES)
+    return tensor
+
+
+# --- the tensors of one image
 
 
 class Handle(Lazy):
@@ -84,27 +122,12 @@ class Handle(Lazy):
         """True for what is made of a file that was not decoded."""
         return isinstance(self.lazy_recording.source, EncodedSource)
 
-    def record(self, recorder: Recorder, args: Sequence[Any] = (), kwargs: Any = NONE, kind: Any = None) -> Any:
-        """What a recorder makes of this handle and of other arguments, as a handle; what is no recording as it is.
+    def handle_of(self, made: Any, begun: Recording, kind: Any = None) -> Any:
+        """The handle of what a recorder made of `begun`, the recording of this one; what is no recording as it is.
 
         Where stock code's result shares memory with its input, or is the input itself, so does the handle. `kind` is
         that of the handle of another tensor, by default this one's.
         """
-        begun: Recording = self.__dict__["lazy_recording"]
-        try:
-            made = recorder(begun, *args, **kwargs)
-        except TypeError:  # as `made_by`, without a call
-            if takes(recorder, begun, *args, **kwargs):
-                raise
-            return NotImplemented
-        if made is begun or type(made) is not Recording:
-            return self if made is begun else made
-        if made.mode is None and type(made.calls[-1]) is Op:
-            return (kind or type(self))(made)
-        return self.handle_of(made, begun, kind)
-
-    def handle_of(self, made: Any, begun: Recording, kind: Any = None) -> Any:
-        """What `record` returns, of what the recorder made of the recording `begun`."""
         if type(made) is not Recording:
             return made
         kind = kind or type(self)

@@ -13,9 +13,9 @@ from torch.utils.data import get_worker_info
 
 from torch_sink.common import pool_writer
 from torch_sink.image.core.ops import InPlaceOp, Op, PackedArgument, TensorArgument, with_packed, with_unpacked
+from torch_sink.image.decode.encoded import BaselineScan, EncodedSource, JpegHeader
 from torch_sink.image.decode.jpeg_block import ALIGNMENT_BYTES, joined, lay_out_jpegs
-from torch_sink.image.decode.jpeg_header import BaselineScan, JpegHeader
-from torch_sink.image.decode.source import BytesSource, EncodedSource, FinishedSource, PixelSource, Source
+from torch_sink.image.decode.source import BytesSource, FinishedSource, PixelSource, Source
 
 
 class Contents(NamedTuple):

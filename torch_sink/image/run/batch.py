@@ -17,9 +17,9 @@ from torch_sink.image.core.arguments import parsed_to
 from torch_sink.image.core.fallback import executing, report_fallback
 from torch_sink.image.core.ops import RECORDERS_OF, Op, made_by
 from torch_sink.image.core.recording import Recording
-from torch_sink.image.handles.lazy import Lazy, without_memory
+from torch_sink.image.handles.lazy import Lazy
 from torch_sink.image.handles.names import StockTensorType, named_as, stays, unpickled
-from torch_sink.image.handles.tensor import LazyTensor
+from torch_sink.image.handles.tensor import LazyTensor, without_memory
 from torch_sink.image.program.launches import make_program
 from torch_sink.image.program.program import Batch, Made, Program, Wanted, survivors
 from torch_sink.image.run.device import ProgramOnDevice

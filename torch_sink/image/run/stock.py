@@ -13,7 +13,8 @@ from torch_sink.errors import DecodeError
 from torch_sink.image.core.fallback import executing
 from torch_sink.image.core.ops import STOCK, Op, count_before_values, replay
 from torch_sink.image.core.recording import Recording
-from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource, Source, replayed, source_of
+from torch_sink.image.decode.encoded import EncodedSource
+from torch_sink.image.decode.source import FinishedSource, PixelSource, Source, replayed, source_of
 from torch_sink.image.program.program import Batch, Made, Program, Wanted, survivors
 
 
