@@ -11,7 +11,6 @@ import functools
 import inspect
 import itertools
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,22 +29,20 @@ from torchvision.transforms.v2 import _utils as v2_utils
 from torchvision.transforms.v2.functional import _augment, _color, _geometry, _meta, _misc, _type_conversion
 from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
-from torch_sink.common.containers import values_in
 from torch_sink.common.patches import MISSING, Make, Patches, read, unknown_releases
 from torch_sink.damage import report as damage
 from torch_sink.image import below, stand_ins, steps
 from torch_sink.image.core import settings, uses
-from torch_sink.image.core.fallback import executing, ledger
+from torch_sink.image.core.fallback import ledger
 from torch_sink.image.core.first_batch import look_at_first
 from torch_sink.image.core.settings import Settings
 from torch_sink.image.handles.array import from_array, from_buffer
 from torch_sink.image.handles.file import OPERATORS, Operator, jpeg_factory, pil_loader
-from torch_sink.image.handles.image import LazyPixels
 from torch_sink.image.handles.kept import keep_held_images
-from torch_sink.image.handles.tensor import HANDLES, Handle, LazyTensor, LazyTVImage
+from torch_sink.image.handles.tensor import LazyTensor, LazyTVImage
 from torch_sink.image.operations import RECORDERS
-from torch_sink.image.run.batch import LazyBatch, pack
-from torch_sink.image.run.collate import collate_handles
+from torch_sink.image.run.batch import LazyBatch
+from torch_sink.image.run.collate import finished
 from torch_sink.image.run.stack import EACH_ALONE
 from torch_sink.image.stand_ins import around, before
 from torch_sink.worker import fetchers
@@ -158,8 +155,6 @@ def _shared() -> Iterator[Row]:
 
 
 def _loaders() -> Iterator[Row]:
-    for kind in HANDLES:
-        yield collate.default_collate_fn_map, kind, lambda _: collate_handles
     yield collate.default_collate_fn_map, torch.Tensor, around(stand_ins.collate_tensors)
     yield _DatasetKind, "create_fetcher", _create_fetcher
     yield dataloader._BaseDataLoaderIter, "__init__", _begin_iterator
@@ -225,7 +220,7 @@ def _begin_iterator(stock: Callable[..., None]) -> Callable[..., None]:
 
 def _create_fetcher(stock: Callable[..., Any]) -> Any:
     """For `_DatasetKind.create_fetcher`, which every iterator and every worker calls once per pass."""
-    create = fetchers.create_fetcher(stock, finish=_finished).__func__
+    create = fetchers.create_fetcher(stock, finish=finished).__func__
     return staticmethod(functools.wraps(stock)(lambda *args, **kwargs: look_at_first(create(*args, **kwargs))))
 
 
@@ -244,7 +239,7 @@ class RecordingWorker:
         install(given)
         uses.begins_passes = False
         ledger.open(given.report, given.strict)
-        collate.finish = functools.partial(_finished, makes_pixels=given.executes_at_once)
+        collate.finish = functools.partial(finished, makes_pixels=given.executes_at_once)
         collate.reporters.append(ledger.tell)
         collate.begin_writing().sends_by_value(*TV_TENSORS)
 
@@ -252,47 +247,6 @@ class RecordingWorker:
 def _settings_of_thread(active: Settings | None) -> Settings:
     assert active is not None  # the stand-in is only there while the backend is on
     return active._replace(on_decode_error=damage.decode_errors.policy)
-
-
-def _finished(made: Any, makes_pixels: bool = False) -> Any:
-    """What a `collate_fn` made, finished while an error still has its place: a thread that sends it would lose it.
-
-    With a device, its batches are packed in one block. Without one, ordinary tensors and images leave a worker,
-    whatever `collate_fn` returns: their pixels are made here, in parallel with other workers.
-    """
-    if makes_pixels or LazyBatch.are_recorded:
-        try:
-            leaves = list(_leaves(made))
-        except Exception:  # of a user's class that cannot be looked through
-            return made
-        with executing():
-            pack(leaves)
-            for leaf in leaves if makes_pixels else []:
-                if isinstance(leaf, LazyPixels):
-                    leaf.load()
-                elif isinstance(leaf, Handle):
-                    leaf.materialize()
-    return made
-
-
-def _leaves(batch: Any) -> Iterator[Any]:
-    """What containers, a batch object and the objects in it hold; each value once, for some hold themselves."""
-    todo: list[tuple[Any, int]] = [(batch, 2)]
-    seen: dict[int, Any] = {}
-    while todo:
-        value, depth = todo.pop()
-        if id(value) in seen:
-            continue
-        seen[id(value)] = value
-        inside = list(value) if isinstance(value, (set, frozenset, deque)) else values_in(value)
-        fields: Any = getattr(value, "__dict__", None)
-        is_object = type(fields) is dict and not isinstance(value, (torch.Tensor, PIL.Image.Image))
-        if inside is None and is_object and depth:
-            inside, depth = list(fields.values()), depth - 1
-        if inside is None:
-            yield value
-        else:
-            todo += [(part, depth) for part in reversed(inside)]
 
 
 # --- switching

@@ -14,7 +14,7 @@ from torchvision.transforms import v2
 
 import torch_sink
 from image.cases import encoded, opener
-from torch_sink.image.program.stages import stages_of
+from torch_sink.image.program.plan import stages_of
 from torch_sink.triton_kernels import rows
 from torch_sink.triton_kernels.rows import Kind
 

@@ -17,7 +17,7 @@ from image.cases import rgb_images
 from image.random_pipelines import make_scenario, run
 from torch_sink.image.core.lowering import lower
 from torch_sink.image.handles.tensor import Handle
-from torch_sink.image.program import jobs
+from torch_sink.image.program import plan
 from torch_sink.image.program.launches import make_program
 from torch_sink.image.program.program import ARRAYS, Program
 from torch_sink.triton_kernels import rows
@@ -110,7 +110,7 @@ def test_a_batch_is_made_of_its_images(tmp_path: Path, monkeypatch: pytest.Monke
             batch = program_of(images)
             assert_made_of(batch, [program_of([image]) for image in images])
             kept = [batch.array(name).copy() for name in ARRAYS]
-            monkeypatch.setattr(jobs, "_kept", {})
+            monkeypatch.setattr(plan, "_kept", {})
             anew = program_of(images)
             assert anew[1:] == batch[1:]
             for name, array in zip(ARRAYS, kept, strict=True):
@@ -121,16 +121,16 @@ def test_a_batch_is_made_of_its_images(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_equal_calls_are_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     planned: list[Any] = []
-    monkeypatch.setattr(jobs, "_kept", {})
-    monkeypatch.setattr(jobs, "lower", lambda *args: planned.append(args) or lower(*args))
+    monkeypatch.setattr(plan, "_kept", {})
+    monkeypatch.setattr(plan, "lower", lambda *args: planned.append(args) or lower(*args))
     with torch_sink.image_backend("device", device="meta"):
         for _ in range(2):
             program_of(recorded(v1.Compose([v1.Resize((24, 20)), v1.ToTensor()])))
-    assert len(planned) == len({size for size, *_ in planned}) == len(jobs._kept)
+    assert len(planned) == len({size for size, *_ in planned}) == len(plan._kept)
 
 
 def test_what_was_drawn_for_each_pixel_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "_kept", {})
+    monkeypatch.setattr(plan, "_kept", {})
     with torch_sink.image_backend("device", device="meta"):
         program_of(recorded(v1.Compose([v1.Resize((24, 20)), v1.ToTensor(), v1.RandomErasing(1.0, value="random")])))
-    assert not jobs._kept
+    assert not plan._kept

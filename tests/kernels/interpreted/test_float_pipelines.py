@@ -13,7 +13,7 @@ from torchvision.transforms import functional as F
 
 from torch_sink.image.core.ops import CLOSE
 from torch_sink.image.operations import resize as lower_resize
-from torch_sink.image.program import jobs
+from torch_sink.image.program import plan
 from torch_sink.triton_kernels.stages import stage
 
 
@@ -43,9 +43,9 @@ def test_batches(name: str) -> None:
 
 
 def test_one_tap_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    stock = lower_resize.tables.tap_count
-    monkeypatch.setattr(lower_resize.tables, "tap_count", lambda *args: stock(*args) - 2)
-    monkeypatch.setattr(jobs, "_kept", {})
+    stock = lower_resize.tap_count
+    monkeypatch.setattr(lower_resize, "tap_count", lambda *args: stock(*args) - 2)
+    monkeypatch.setattr(plan, "_kept", {})
     with pytest.raises(AssertionError, match="values differ"):
         check_pipeline(FLOAT["v1 resize"](), rgb_images()[:2])
 

@@ -19,7 +19,7 @@ from torchvision.transforms.v2.functional import _geometry
 from torch_sink.image.core import lowering
 from torch_sink.image.core.ops import Op
 from torch_sink.image.operations import resize as lower_resize
-from torch_sink.image.program import jobs, launches
+from torch_sink.image.program import launches, plan
 from torch_sink.image.run import device
 from torch_sink.triton_kernels.stages import stage
 
@@ -105,9 +105,9 @@ def test_one_flipped_bit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_tap_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    stock = lower_resize.tables.tap_count
-    monkeypatch.setattr(lower_resize.tables, "tap_count", lambda *args: stock(*args) - 2)
-    monkeypatch.setattr(jobs, "_kept", {})
+    stock = lower_resize.tap_count
+    monkeypatch.setattr(lower_resize, "tap_count", lambda *args: stock(*args) - 2)
+    monkeypatch.setattr(plan, "_kept", {})
     with pytest.raises(AssertionError, match="values differ"):
         check_train()
 

@@ -8,7 +8,7 @@ files follow. The block is copied to the device as a whole and unchanged.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -145,7 +145,17 @@ class Chunks:
 
     def add_array(self, array: np.ndarray) -> int:
         """Adds an array; returns its first byte."""
-        return self.add(array.reshape(-1).view(np.uint8).data)[0]
+        return self.add_arrays([array])[0]
+
+    def add_arrays(self, arrays: Iterable[np.ndarray]) -> list[int]:
+        """Adds arrays, as `add` does; returns the first byte of each."""
+        begins = []
+        for array in arrays:
+            chunk, begin = array.reshape(-1).view(np.uint8).data, -(-self.size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            self._chunks += [bytes(begin - self.size), chunk]
+            self.size = begin + len(chunk)
+            begins.append(begin)
+        return begins
 
     def write(self, memory: torch.Tensor) -> torch.Tensor:
         """Writes all chunks to `memory`, uint8 [size] on the host, and returns it."""

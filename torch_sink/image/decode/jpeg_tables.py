@@ -5,8 +5,7 @@ For the columns see `triton_kernels/jpeg_rows.py`. A data worker makes the table
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -102,15 +101,16 @@ def plan_jpegs(
 _Laid = tuple[JpegBatch, np.ndarray, np.ndarray]
 
 
-def _batches(files: JpegFiles, boxes: np.ndarray, lane_bits: int, tile: TileShape) -> Iterator[_Laid]:
+def _batches(files: JpegFiles, boxes: np.ndarray, lane_bits: int, tile: TileShape) -> list[_Laid]:
     """The files in batches that fit into a launch; a larger file is alone in its batch."""
     laid, count = batch_of(files, boxes, lane_bits, tile), len(boxes)
     batch, *_ = laid
     if count == 1 or (batch.blocks <= _MOST_BLOCKS and batch.stream_bytes <= _MOST_STREAM_BYTES):
-        yield laid
-        return
+        return [laid]
+    found = []
     for first, last in ((0, count // 2), (count // 2, count)):
-        yield from _batches(files.part(first, last), boxes[first:last], lane_bits, tile)
+        found += _batches(files.part(first, last), boxes[first:last], lane_bits, tile)
+    return found
 
 
 def batch_of(files: JpegFiles, boxes: np.ndarray, lane_bits: int, tile: TileShape = TILE_SHAPE) -> _Laid:
@@ -124,12 +124,12 @@ def batch_of(files: JpegFiles, boxes: np.ndarray, lane_bits: int, tile: TileShap
     """
     headers, boxes, (first_byte, lengths) = files.headers.astype(np.int64), boxes.astype(np.int64), files.segments.T
     shapes = (len(boxes), rows.IMAGE_COLUMNS), (len(lengths), rows.SEGMENT_COLUMNS), (len(boxes), rows.WINDOW_COLUMNS)
-    begins = list(itertools.accumulate((aligned(4 * count * columns) for count, columns in shapes), initial=0))
-    tables = np.zeros(begins[-1] // 4, np.int32)
-    images, segments, windows = (
-        tables[begin // 4 :][: count * columns].reshape(count, columns)
-        for begin, (count, columns) in zip(begins[:-1], shapes, strict=True)
-    )
+    sizes = np.array(shapes).prod(axis=1)
+    *begins, end = [0, *aligned(4 * sizes).cumsum().tolist()]
+    tables = np.zeros(end // 4, np.int32)
+    images, segments, windows = [
+        tables[begin // 4 :][:size].reshape(shape) for begin, size, shape in zip(begins, sizes, shapes, strict=True)
+    ]
     blocks, segments_of_image, _, blocks_of_segment = headers.T[rows.IMAGE_COLUMNS :]
     (first_block, first_segment), (all_blocks, _) = _starts(blocks, segments_of_image)
     images[:] = headers[:, : rows.IMAGE_COLUMNS]

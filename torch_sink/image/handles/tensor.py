@@ -359,3 +359,15 @@ def _detached(input: Any) -> Any:
 def finished_handle(tensor: torch.Tensor) -> LazyTensor:
     """A handle around values that exist, so that they can travel in a batch of handles."""
     return LazyTensor(Recording(FinishedSource(tensor), (), tensor.shape, tensor.dtype))
+
+
+def packable(item: Any, at_once: bool) -> Any:
+    """A handle that a program can take: one that records, or one of finished values.
+
+    Where values are made at once, a handle that a dataset yields a second time keeps them.
+    """
+    if not isinstance(item, Handle):
+        return finished_handle(item)
+    if item.is_recording and not (at_once and item.lazy_was_collated):
+        return item
+    return finished_handle(item.materialize())

@@ -7,10 +7,9 @@ CONTRIBUTING.md adds one step by step.
 from torch_sink.image.core.ops import OPERATIONS, RECORDERS, TAKE_PALETTES, operations
 from torch_sink.image.operations import (  # noqa: F401  they fill the registries
     colors,
-    crops,
     filters,
-    flips,
     mixes,
+    moves,
     pointwise,
     resize,
     tones,

@@ -15,8 +15,6 @@ import torch
 from PIL import Image
 
 from torch_sink.image.core.fallback import image_of
-from torch_sink.image.core.lowering import OUTPUT_HEIGHT, LoweredImage
-from torch_sink.triton_kernels.rows import FIRST_OUTPUT, LAST_INPUT, MIRRORS, Kind
 
 Resampling = Image.Resampling
 PILLOW_PRECISION_BITS = 32 - 8 - 2
@@ -72,7 +70,7 @@ _FILTERS = {
 
 
 @functools.lru_cache(maxsize=1)
-def _pillow_chooses_its_order() -> bool:
+def pillow_chooses_its_order() -> bool:
     """True for a Pillow that shrinks rows first when that is cheaper (13.0 on); older ones begin with columns.
 
     The image between the two passes is rounded to 8 bits, so the order shows in the pixels: ask Pillow itself.
@@ -86,17 +84,6 @@ def _pillow_chooses_its_order() -> bool:
     if whole not in (rows_first.tobytes(), columns_first.tobytes()):
         raise RuntimeError("this Pillow resizes in a way that torch_sink does not know; use another release of Pillow")
     return whole != columns_first.tobytes()
-
-
-def begins_with_rows(height: int, width: int, new_height: int, new_width: int) -> bool:
-    """True where Pillow resizes along y before it resizes along x (found by trying all orders on 6,755 sizes)."""
-    saved_rows, saved_columns = height - new_height, width - new_width
-    return saved_rows > 0 and saved_rows > 2 * saved_columns and _pillow_chooses_its_order()
-
-
-def tap_count(in_size: int, out_size: int, resample: int) -> int:
-    """An upper bound on the number of source positions that one output position reads."""
-    return math.ceil(SUPPORT[resample] * max(in_size / out_size, 1.0)) * 2 + 1
 
 
 def _normalized(in_size: int, out_size: int, resample: int) -> tuple[np.ndarray, np.ndarray]:
@@ -214,22 +201,3 @@ def nearest_table(start: float, step: float, out_size: int, in_size: int) -> np.
     position = np.add.accumulate(steps)
     index = np.where(position < 0.0, -1, position).astype(np.int64)
     return np.where(index < in_size, index, -1).astype(np.int32)
-
-
-def needed_rows(lowered: LoweredImage, down: int) -> tuple[int, int]:
-    """Input rows [begin, end) that a RESAMPLE_Y or FILTER_Y, an atom of `lowered`, reads for the rows it makes."""
-    atom, weights = lowered.atom(down), lowered.weights.get(down)
-    rows, first = atom[LAST_INPUT] + 1, atom[FIRST_OUTPUT]
-    last = first + atom[OUTPUT_HEIGHT] - 1
-    if weights is not None:
-        scale = weights.in_size / weights.out_size
-        support = SUPPORT[weights.resample] * (scale if scale > 1.0 else 1.0)
-        # Ranges that are rounded in float32 may hold one row more.
-        more = int(atom[0] == Kind.FILTER_Y)
-        begin = max(int((first + 0.5) * scale - support + 0.5), 0) - more
-        end = min(int((last + 0.5) * scale + support + 0.5), weights.in_size) + more
-        return max(begin, 0), min(end, rows)
-    if atom[0] == Kind.FILTER_Y and atom[MIRRORS]:
-        return 0, rows
-    starts, taps = lowered.tables[down]
-    return max(int(starts[first]), 0), min(int(starts[last]) + len(taps), rows)

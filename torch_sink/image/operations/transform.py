@@ -13,8 +13,7 @@ from torch_sink.image.core.arguments import color_of
 from torch_sink.image.core.lowering import LoweredImage, byte_fill
 from torch_sink.image.core.ops import Op, Operation
 from torch_sink.image.core.recording import Recording
-from torch_sink.image.operations.crops import remap, shift
-from torch_sink.image.operations.flips import add_affine
+from torch_sink.image.operations.moves import add_affine, remap, shift
 from torch_sink.image.operations.resize import filter_of
 from torch_sink.image.operations.resize_tables import nearest_table
 from torch_sink.triton_kernels.rows import Kind

@@ -21,7 +21,7 @@ from torch_sink.image.core.arguments import fill_of_each_channel, fits_range
 from torch_sink.image.core.lowering import FORMULAS, LoweredImage, three
 from torch_sink.image.core.ops import MOVED, NEAREST, NUMERIC, Op, Operation, Promise, TensorArgument
 from torch_sink.image.core.recording import Recording
-from torch_sink.image.operations.flips import turned
+from torch_sink.image.operations.moves import turned
 from torch_sink.triton_kernels.rows import DISPLACED, MATRIX, NO_FILL, PERSPECTIVE, Kind
 
 # The number of a mode is its place here.

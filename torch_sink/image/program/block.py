@@ -100,14 +100,14 @@ class Packing:
         sources: the distinct ones.
         entry_of_image: number of each image's entry.
         jpegs: the files that kernels decode.
-        add_array: appends an array and returns its first byte, a multiple of 16.
+        add_array, add_arrays: append an array, or several, and return the first byte of each, a multiple of 16.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self.sources, self.entry_of_image = _distinct(sources)
         self.jpegs = lay_out_jpegs(self.sources)
         self._chunks = self.jpegs.chunks
-        self.add_array = self._chunks.add_array
+        self.add_array, self.add_arrays = self._chunks.add_array, self._chunks.add_arrays
 
     def write(self, programs: Sequence[tuple[Op, ...]], arguments: Iterable[TensorArgument]) -> Packed:
         """Writes the blob: all arrays that were added, and in a data worker the contents.

@@ -7,8 +7,8 @@ input. The tiles of a launch lie batch by batch, so that each batch can also be 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,8 @@ from torch_sink.image.decode.jpeg_block import ALIGNMENT_BYTES
 from torch_sink.image.decode.jpeg_tables import plan_jpegs
 from torch_sink.image.decode.source import FinishedSource, Source
 from torch_sink.image.program.block import Packing
-from torch_sink.image.program.jobs import plan_image
-from torch_sink.image.program.program import ARRAYS, Batch, Launch, Program, layouts_of
+from torch_sink.image.program.plan import ImagePlan, plan_image
+from torch_sink.image.program.program import ARRAYS, Batch, Launch, Program
 from torch_sink.image.program.rows import Rows
 from torch_sink.triton_kernels import rows
 from torch_sink.triton_kernels.shapes import stage_tile
@@ -43,17 +43,20 @@ def make_program(
         destination, interpreted: as in `Program`.
     """
     packing, tile = Packing(sources), stage_tile()
-    images: dict[int, Any] = {at: one for at, one in enumerate(sources) if not isinstance(one, FinishedSource)}
-    plans = {at: plan_image(one.size, 3 if one.mode == "RGB" else 1, calls[at]) for at, one in images.items()}
-    ends = list(accumulate(shape[0] for shape, _ in batches))
-    made = [
-        Batch(number, end - shape[0], shape, dtype, has_finished=not images.keys() >= {*range(end - shape[0], end)})
-        for number, ((shape, dtype), end) in enumerate(zip(batches, ends, strict=True))
-    ]
+    images = {at: (one.size, one.mode) for at, one in enumerate(sources) if not isinstance(one, FinishedSource)}
+    plans: dict[int, ImagePlan] = {}
+    for at, (size, mode) in images.items():
+        plans[at] = plan_image(size, 3 if mode == "RGB" else 1, calls[at])
+    made: list[Batch] = []
+    results: list[tuple[int, int]] = []
+    for number, (shape, dtype) in enumerate(batches):
+        first, count = len(results), shape[0]
+        has_finished = not plans.keys() >= {*range(first, first + count)}
+        made.append(Batch(number, first, shape, dtype, has_finished))
+        results += zip(range(count), repeat(number))
     launched: dict[str, Any] = {"arrays": {}}
     if plans:
         entries = [packing.entry_of_image[at] for at in plans]
-        results = [(at - batch.first, batch.number) for batch in made for at in range(batch.first, batch.end)]
         found = Rows(list(plans.values()), entries, [results[at] for at in plans])
         launches, launched = _launched(packing, found, [batch.shape for batch in made], tile)
         made = [batch._replace(launches=tuple(own)) for batch, own in zip(made, launches, strict=True)]
@@ -85,9 +88,11 @@ def _launched(
         jpegs, places[files] = plan_jpegs(packing.jpegs, boxes[files], packing.add_array)
         places[files, 0] += workspace_bytes
     arrays |= {"files": files[:, None], "boxes": boxes, "places": places, "layouts": layouts_of(shapes)}
+    laid = [arrays[name] for name in ARRAYS]
+    begins = packing.add_arrays(laid)
     return launches, {
         "jpegs": jpegs,
-        "arrays": {name: (packing.add_array(arrays[name]), *arrays[name].shape) for name in ARRAYS},
+        "arrays": {name: (at, *array.shape) for name, at, array in zip(ARRAYS, begins, laid, strict=True)},
         "made_entries": found.tables.size - found.tables.host_entries,
         "workspace_bytes": workspace_bytes,
         "has_other_images": int((boxes[:, 2] > 0).sum()) > int((boxes[files, 2] > 0).sum()),
@@ -172,3 +177,19 @@ def boxes_read(found: Rows, sources: int) -> np.ndarray:
     np.minimum.at(begins, jobs[:, rows.SOURCE + 1], lowest)
     np.maximum.at(ends, jobs[:, rows.SOURCE + 1], highest)
     return (np.concatenate([begins, ends - begins], axis=1) * (ends[:, :1] > 0)).astype(np.int32)
+
+
+def layouts_of(
+    shapes: Iterable[Sequence[int]], memory_format: torch.memory_format = torch.contiguous_format
+) -> np.ndarray:
+    """How new tensors of shapes [N, C, H, W] lie, int64 [shapes, LAYOUT_COLUMNS]."""
+    is_last = memory_format is torch.channels_last
+    return np.array(
+        [
+            (0, height * width * channels, 1, width * channels, channels)
+            if is_last
+            else (0, channels * height * width, height * width, width, 1)
+            for _, channels, height, width in shapes
+        ],
+        np.int64,
+    )

@@ -9,7 +9,7 @@ Whoever runs it supplies their addresses.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -104,22 +104,6 @@ def launches_of(batches: Iterable[Batch]) -> list[list[Launch]]:
                 joined.append(launch)
         stages.append([launch for launch in joined if launch.begin < launch.end])
     return stages
-
-
-def layouts_of(
-    shapes: Iterable[Sequence[int]], memory_format: torch.memory_format = torch.contiguous_format
-) -> np.ndarray:
-    """How new tensors of shapes [N, C, H, W] lie, int64 [shapes, LAYOUT_COLUMNS]."""
-    is_last = memory_format is torch.channels_last
-    return np.array(
-        [
-            (0, height * width * channels, 1, width * channels, channels)
-            if is_last
-            else (0, channels * height * width, height * width, width, 1)
-            for _, channels, height, width in shapes
-        ],
-        np.int64,
-    )
 
 
 class Program(NamedTuple):

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from torch_sink.image.core.lowering import ATOM_BYTES, ATOM_COLUMNS, OUTPUT_HEIGHT, ResizeWeights
 from torch_sink.image.decode.jpeg_block import aligned
-from torch_sink.image.program import jobs as column_of
-from torch_sink.image.program.jobs import ImagePlan
-from torch_sink.image.program.stages import STAGE_COLUMNS, Stage
+from torch_sink.image.program import plan as column_of
+from torch_sink.image.program.plan import STAGE_COLUMNS, ImagePlan, Stage
 from torch_sink.triton_kernels import rows
 from torch_sink.triton_kernels.rows import Kind
 
@@ -175,12 +173,14 @@ class Tables:
         atoms.reshape(-1)[cells] = values
 
     def _places_of(self, tables: tuple[np.ndarray, ...]) -> tuple[int, ...]:
+        found: tuple[int, ...] = ()
         for table in tables:
             if id(table) not in self._places:
                 self._places[id(table)] = (self.size,)
                 self.size += table.size
                 self.of_host.append(table)
-        found = self._places[id(tables)] = tuple(chain.from_iterable(self._places[id(table)] for table in tables))
+            found += self._places[id(table)]
+        self._places[id(tables)] = found
         return found
 
     def _add_resize(self, weights: ResizeWeights) -> tuple[int, int]:

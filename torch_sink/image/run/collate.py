@@ -1,22 +1,27 @@
-"""Handles -> a batch."""
+"""Handles -> a batch, and what a `collate_fn` made of them -> what leaves a worker."""
 
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from PIL import Image
 from torch.utils.data._utils.collate import collate_tensor_fn
 from torchvision.tv_tensors import _torch_function_helpers as return_types
 
+from torch_sink.common.containers import values_in
 from torch_sink.errors import DecodeError
 from torch_sink.image.core import settings, uses
 from torch_sink.image.core.arguments import parsed_to
+from torch_sink.image.core.fallback import executing
 from torch_sink.image.core.ops import recorded
 from torch_sink.image.decode.source import FinishedSource
-from torch_sink.image.handles.tensor import HANDLES, Handle, LazyTVImage, finished_handle, on_handles
-from torch_sink.image.operations.crops import part
+from torch_sink.image.handles.image import LazyPixels
+from torch_sink.image.handles.tensor import HANDLES, Handle, LazyTVImage, on_handles, packable
+from torch_sink.image.operations.moves import part
 from torch_sink.image.operations.values import to_type
 from torch_sink.image.program.block import collated_tensor
 from torch_sink.image.run.batch import Images, LazyBatch, pack
@@ -33,12 +38,11 @@ def collate_handles(handles: Sequence[Any], **_: Any) -> torch.Tensor:
         return collate_tensor_fn(handles)
     if gives_an_image(handles):
         return collate_tensor_fn([item.materialize() if isinstance(item, Handle) else item for item in handles])
-    active = settings.settled()
-    at_once = active is None or active.executes_at_once
+    at_once = not settings.is_for_device and settings.makes_pixels_here()
     is_mixed = at_once and not set(map(type, handles)) <= {*HANDLES}
     if is_mixed and not any(isinstance(item, Handle) and item.is_of_file for item in handles):
         return collate_tensor_fn([item.materialize() if isinstance(item, Handle) else item for item in handles])
-    items = [_packable(item, at_once) for item in handles]
+    items = [packable(item, at_once) for item in handles]
     images = [item.lazy_recording for item in items]
     shape, dtype = images[0].shape, images[0].dtype
     is_stacked = False  # by `torch.stack`, which keeps gradients and promotes dtypes
@@ -69,8 +73,9 @@ def collate_handles(handles: Sequence[Any], **_: Any) -> torch.Tensor:
                 item.lazy_was_collated = True
             return out
     uses.batches += 1
-    destination = ("cpu", False) if active is None else (active.device, active.interpreted)
-    batch = LazyBatch(Images(images, *destination))
+    active = settings.active
+    assert active is not None  # it makes the pixels on a device
+    batch = LazyBatch(Images(images, active.device, active.interpreted))
     if not may_wait:
         pack([batch])
     return batch
@@ -79,18 +84,6 @@ def collate_handles(handles: Sequence[Any], **_: Any) -> torch.Tensor:
 def gives_an_image(handles: Sequence[Any]) -> bool:
     """True where stock code's stack is a `tv_tensors.Image`: of one, under `set_return_type("TVTensor")`."""
     return LazyTVImage in map(type, handles) and return_types._must_return_subclass()
-
-
-def _packable(item: Any, at_once: bool) -> Any:
-    """A handle that a program can take: one that records, or one of finished values.
-
-    A dataset that yields a handle a second time keeps it, so its values are kept too, unless a device makes them anew.
-    """
-    if not isinstance(item, Handle):
-        return finished_handle(item)
-    if item.is_recording and not (at_once and item.lazy_was_collated):
-        return item
-    return finished_handle(item.materialize())
 
 
 @recorded(torch.unsqueeze, torch.Tensor.unsqueeze, of="an image")
@@ -139,3 +132,49 @@ def _pin_memory(image: Any, device: Any = None) -> Any:
 @recorded(torch.Tensor.__getitem__, of="an image")
 def _index(image: Any, index: Any) -> Any:
     return _batch_of_one(image, 0) if index is None else _part(image, index)
+
+
+# --- what leaves a `collate_fn`
+
+
+def finished(made: Any, makes_pixels: bool = False) -> Any:
+    """What a `collate_fn` made, finished while an error still has its place: a thread that sends it would lose it.
+
+    With a device, its batches are packed in one block. Without one, ordinary tensors and images leave a worker,
+    whatever `collate_fn` returns: their pixels are made here, in parallel with other workers.
+    """
+    if makes_pixels or LazyBatch.are_recorded:
+        try:
+            leaves = _leaves(made)
+        except Exception:  # of a user's class that cannot be looked through
+            return made
+        with executing():
+            pack(leaves)
+            for leaf in leaves if makes_pixels else []:
+                if isinstance(leaf, LazyPixels):
+                    leaf.load()
+                elif isinstance(leaf, Handle):
+                    leaf.materialize()
+    return made
+
+
+def _leaves(batch: Any) -> list[Any]:
+    """What containers, a batch object and the objects in it hold; each value once, for some hold themselves."""
+    todo: list[tuple[Any, int]] = [(batch, 2)]
+    seen: dict[int, Any] = {}
+    found = []
+    while todo:
+        value, depth = todo.pop()
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        inside = list(value) if isinstance(value, (set, frozenset, deque)) else values_in(value)
+        fields: Any = getattr(value, "__dict__", None)
+        is_object = type(fields) is dict and not isinstance(value, (torch.Tensor, Image.Image))
+        if inside is None and is_object and depth:
+            inside, depth = list(fields.values()), depth - 1
+        if inside is None:
+            found.append(value)
+        else:
+            todo += zip(reversed(inside), itertools.repeat(depth))
+    return found

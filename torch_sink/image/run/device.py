@@ -26,7 +26,8 @@ from torch_sink.errors import DecodeError
 from torch_sink.image.core.ops import replay
 from torch_sink.image.decode.providers import decode_sources, kernels_decode
 from torch_sink.image.decode.source import Box, Decoded
-from torch_sink.image.program.program import Batch, Made, Program, Wanted, launches_of, layouts_of, survivors
+from torch_sink.image.program.launches import layouts_of
+from torch_sink.image.program.program import Batch, Made, Program, Wanted, launches_of, survivors
 from torch_sink.triton_kernels.rows import TILE_COLUMNS
 
 _INT32_BYTES = 4
