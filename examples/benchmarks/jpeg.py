@@ -30,9 +30,8 @@ from harness import (
 )
 from torch_sink.cli.worker_cost import percentiles
 from torch_sink.image.decode.encoded import EncodedSource, read_jpeg_header
-from torch_sink.image.decode.jpeg_block import lay_out_jpegs
+from torch_sink.image.decode.jpeg_block import batch_of, lay_out_jpegs
 from torch_sink.image.decode.jpeg_decoder import decode_jpegs
-from torch_sink.image.decode.jpeg_tables import batch_of
 from torch_sink.triton_kernels.shapes import LANE_SHAPES, LaneShape, choose_lane_shape
 
 # Part of a kernel's name -> the stage that it belongs to; everything else is copies, fills and small sums.

@@ -17,8 +17,7 @@ from PIL import Image, ImageDraw
 from torch_sink import decode_images
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.decode import providers as decode
-from torch_sink.image.decode.jpeg_block import MARKER_BYTES, JpegFile, JpegFiles
-from torch_sink.image.decode.jpeg_tables import JpegBatch, batch_of
+from torch_sink.image.decode.jpeg_block import MARKER_BYTES, JpegBatch, JpegFile, JpegFiles, batch_of
 from torch_sink.triton_kernels import jpeg_rows
 from torch_sink.triton_kernels.shapes import TileShape
 

@@ -15,9 +15,8 @@ from PIL import Image, ImageDraw
 from kernels.jpeg_golden import decode_segment
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.decode.encoded import EncodedSource, read_jpeg_header
-from torch_sink.image.decode.jpeg_block import JpegFile, jpeg_file, lay_out_jpegs
+from torch_sink.image.decode.jpeg_block import JpegBatch, JpegFile, batch_of, jpeg_file, lay_out_jpegs
 from torch_sink.image.decode.jpeg_decoder import Inputs, JpegDecoder, block_on_device
-from torch_sink.image.decode.jpeg_tables import JpegBatch, batch_of
 from torch_sink.triton_kernels.shapes import LaneShape, TileShape, choose_lane_shape, tile_shape
 
 

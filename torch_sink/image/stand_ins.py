@@ -51,7 +51,7 @@ def before(function: Stock) -> Make:
 
 
 def _record_on(handle: Any, recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Any) -> Any:
-    """What a recorder makes of a handle and of the arguments behind it, as `handle_of` gives it."""
+    """What a recorder makes of a handle and of the arguments behind it, as `handle_of` gives it, or the handle itself."""
     begun: Recording = handle.__dict__["lazy_recording"]
     try:
         made = recorder(begun, *args, **kwargs)
@@ -59,7 +59,7 @@ def _record_on(handle: Any, recorder: Recorder, args: tuple[Any, ...], kwargs: d
         if takes(recorder, begun, *args, **kwargs):
             raise
         return NotImplemented
-    return handle.handle_of(made, begun, kind)
+    return handle if made is begun else handle.handle_of(made, begun, kind)
 
 
 # --- Pillow images

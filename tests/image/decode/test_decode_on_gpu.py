@@ -127,7 +127,7 @@ def test_the_verdict_outlives_the_process(gpu: pytest.MonkeyPatch) -> None:
 
 
 OF_ALL_KERNELS = "triton_kernels/shapes.py", "triton_kernels/launching.py"
-OF_JPEG = "decode/jpeg_tables.py", "decode/jpeg_decoder.py", "jpeg/entropy.py", "triton_kernels/jpeg_rows.py"
+OF_JPEG = "decode/jpeg_block.py", "decode/jpeg_decoder.py", "jpeg/entropy.py", "triton_kernels/jpeg_rows.py"
 OF_STAGES = "operations/resize.py", "program/plan.py", "core/lowering.py", "run/device.py", "stages/points.py"
 
 

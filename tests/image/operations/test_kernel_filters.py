@@ -129,7 +129,7 @@ def test_what_is_recorded(name: str) -> None:
     kernel = {**RECORDED, **IN_STOCK_CODE}[name]()
     with torch_sink.image_backend("device", device="cpu"):
         image = F.hflip(opener(encoded(23, 17))())
-        made = image.record(RECORDERS["Image.filter"], (kernel,))
+        made = image.record(RECORDERS["Image.filter"], kernel)
         assert (made is not NotImplemented) == (name in RECORDED)
         assert name not in RECORDED or (made.is_recording and made.lazy_recording.calls[-1].name == "pil.kernel")
 
@@ -172,7 +172,7 @@ def test_differences_are_not_enlarged(kernel: Any, records: bool) -> None:
     """Behind torchvision's blur, whose last bits depend on the processor."""
     with torch_sink.image_backend("device", device="cpu"):
         image = F.gaussian_blur(opener(encoded(23, 17))(), 3)
-        assert (image.record(RECORDERS["Image.filter"], (kernel,)) is not NotImplemented) == records
+        assert (image.record(RECORDERS["Image.filter"], kernel) is not NotImplemented) == records
 
 
 EXACT = {"BLUR", "CONTOUR", "EDGE_ENHANCE", "EDGE_ENHANCE_MORE", "EMBOSS", "FIND_EDGES", "SHARPEN"}
@@ -188,10 +188,10 @@ def test_where_pillow_rounds_a_product_and_a_sum_once(monkeypatch: pytest.Monkey
         recorded = {
             name
             for name in EXACT | ROUNDED
-            if image.record(RECORDERS["Image.filter"], (getattr(ImageFilter, name),)) is not NotImplemented
+            if image.record(RECORDERS["Image.filter"], getattr(ImageFilter, name)) is not NotImplemented
         }
         steep = Kernel((3, 3), [1 << 12] * 9, 1)
-        assert image.record(RECORDERS["Image.filter"], (steep,)) is NotImplemented
+        assert image.record(RECORDERS["Image.filter"], steep) is NotImplemented
     assert recorded == EXACT
 
 

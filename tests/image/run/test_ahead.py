@@ -26,10 +26,9 @@ from torch_sink.cli import main
 from torch_sink.cli.photos import make_photo
 from torch_sink.errors import SinkError
 from torch_sink.image.core.proof import Proof, Verdict
-from torch_sink.image.decode.jpeg_block import lay_out_jpegs
+from torch_sink.image.decode.jpeg_block import lay_out_jpegs, plan_jpegs
 from torch_sink.image.decode.jpeg_decoder import launch_jpegs
 from torch_sink.image.decode.jpeg_proof import cases
-from torch_sink.image.decode.jpeg_tables import plan_jpegs
 from torch_sink.image.program.program import Wanted
 from torch_sink.image.run import ahead
 from torch_sink.image.run.device import make_on_device

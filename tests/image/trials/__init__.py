@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from image.examples import Arguments, Example, Examples
 from image.trials import (
     colors,
-    crops,
     filters,
-    flips,
     mixes,
+    moves,
     pointwise,
     resize,
     tones,
@@ -27,12 +26,11 @@ from torch_sink.image.core.ops import Operation
 # {name of an operation: calls with arguments drawn at random}, in the order of `operations()`.
 EXAMPLES: dict[str, Examples] = {
     **colors.EXAMPLES,
+    **filters.EXAMPLES,
+    **mixes.EXAMPLES,
     **tones.EXAMPLES,
     **pointwise.EXAMPLES,
-    **crops.EXAMPLES,
-    **filters.EXAMPLES,
-    **flips.EXAMPLES,
-    **mixes.EXAMPLES,
+    **moves.EXAMPLES,
     **resize.EXAMPLES,
     **transform.EXAMPLES,
     **values.EXAMPLES,
@@ -42,9 +40,8 @@ EXAMPLES: dict[str, Examples] = {
 TRANSFORMS: dict[str, Sequence[Example]] = {
     **colors.TRANSFORMS,
     **tones.TRANSFORMS,
-    **crops.TRANSFORMS,
+    **moves.TRANSFORMS,
     **filters.TRANSFORMS,
-    **flips.TRANSFORMS,
     **mixes.TRANSFORMS,
     **resize.TRANSFORMS,
     **values.TRANSFORMS,

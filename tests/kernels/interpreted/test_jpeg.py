@@ -33,8 +33,8 @@ from torchvision import transforms as v1
 import torch_sink
 from torch_sink import decode_images, decode_providers
 from torch_sink.image.core.proof import Verdict
+from torch_sink.image.decode import jpeg_block
 from torch_sink.image.decode import jpeg_decoder as jpeg_decode
-from torch_sink.image.decode import jpeg_tables
 from torch_sink.image.decode.encoded import EncodedSource, encoded_source
 from torch_sink.image.decode.jpeg_decoder import JpegDecoder
 from torch_sink.image.decode.jpeg_proof import JPEG_KERNELS
@@ -144,12 +144,12 @@ def test_whole_photographs(photos: Path) -> None:
         if header.scan is not None:
             by_sampling.setdefault((header.mode, header.scan.sampling), path.read_bytes())
     assert by_sampling
-    with mock.patch.object(jpeg_tables, "choose_lane_shape", return_value=LANE_SHAPES[-1]):
+    with mock.patch.object(jpeg_block, "choose_lane_shape", return_value=LANE_SHAPES[-1]):
         assert check_files(list(by_sampling.values()), device_in_use()) == []
 
 
 def check_late(data: bytes, shape: LaneShape) -> None:
-    with mock.patch.object(jpeg_tables, "choose_lane_shape", return_value=shape._replace(rounds=1)):
+    with mock.patch.object(jpeg_block, "choose_lane_shape", return_value=shape._replace(rounds=1)):
         assert check_files([data], device_in_use()) == []
 
 
@@ -169,7 +169,7 @@ def test_a_late_file_in_every_batch() -> None:
     late = jpeg(16, 8, "4:4:4", content="noise", quality=100)
     easy = [jpeg(16, 16, SAMPLINGS[seed % len(SAMPLINGS)], seed=seed, quality=30) for seed in range(255)]
     chance = random.Random(0)
-    with mock.patch.object(jpeg_tables, "choose_lane_shape", return_value=SHORT._replace(rounds=2)):
+    with mock.patch.object(jpeg_block, "choose_lane_shape", return_value=SHORT._replace(rounds=2)):
         for _ in range(5):
             chance.shuffle(easy)
             at = chance.randrange(256)

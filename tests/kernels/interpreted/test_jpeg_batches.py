@@ -21,8 +21,8 @@ from torchvision import transforms as v1
 
 import torch_sink
 from torch_sink.cli.photos import make_photo
+from torch_sink.image.decode import jpeg_block
 from torch_sink.image.decode import jpeg_decoder as jpeg_decode
-from torch_sink.image.decode import jpeg_tables
 from torch_sink.image.decode.encoded import EncodedSource, encoded_source
 from torch_sink.image.decode.jpeg_block import lay_out_jpegs
 from torch_sink.image.decode.jpeg_decoder import block_on_device
@@ -50,7 +50,7 @@ BY_PILLOW = [
 def _decoded_by_kernels() -> Iterator[None]:
     torch_sink.set_decode_provider("triton")
     # Few rounds: a damaged table has lanes that never agree.
-    with mock.patch.object(jpeg_tables, "choose_lane_shape", return_value=LaneShape(256, 512, 6)):
+    with mock.patch.object(jpeg_block, "choose_lane_shape", return_value=LaneShape(256, 512, 6)):
         yield
     torch_sink.set_decode_provider(None)
 
@@ -127,9 +127,9 @@ def test_a_batch_too_large_for_one_launch(monkeypatch: pytest.MonkeyPatch) -> No
     laid_out = lay_out_jpegs([source for source in sources if source is not None])
     boxes = laid_out.whole_images()
     boxes[:, 0], boxes[:, 2], boxes[1] = 3, 5, 0
-    monkeypatch.setattr(jpeg_tables, "_MOST_BLOCKS", 10)
+    monkeypatch.setattr(jpeg_block, "_MOST_BLOCKS", 10)
     monkeypatch.setattr(jpeg_decode, "JpegDecoder", Counted)
-    plan, places = jpeg_tables.plan_jpegs(laid_out, boxes, laid_out.chunks.add_array)
+    plan, places = jpeg_block.plan_jpegs(laid_out, boxes, laid_out.chunks.add_array)
     pixels = torch.empty(plan.pixels_bytes, dtype=torch.uint8, device=device_in_use())
     status = jpeg_decode.launch_jpegs(plan, block_on_device(laid_out, pixels.device), pixels)
     assert len(plan.batches) == 3

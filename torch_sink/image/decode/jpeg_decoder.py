@@ -11,8 +11,7 @@ import torch
 
 from torch_sink.common.transfer import host_buffer, pins, to_host
 from torch_sink.image.decode.encoded import EncodedSource
-from torch_sink.image.decode.jpeg_block import JpegFiles, lay_out_jpegs
-from torch_sink.image.decode.jpeg_tables import JpegBatch, JpegPlan, plan_jpegs
+from torch_sink.image.decode.jpeg_block import JpegBatch, JpegFiles, JpegPlan, lay_out_jpegs, plan_jpegs
 from torch_sink.image.decode.source import Box, Decoded
 from torch_sink.triton_kernels import jpeg_rows as rows
 from torch_sink.triton_kernels.jpeg import color, entropy, idct, lanes

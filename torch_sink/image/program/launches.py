@@ -14,17 +14,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_sink.image.core.lowering import ResizeWeights
+from torch_sink.image.core.lowering import ATOM_BYTES, ATOM_COLUMNS, OUTPUT_HEIGHT, ResizeWeights
 from torch_sink.image.core.ops import Op
-from torch_sink.image.decode.jpeg_block import ALIGNMENT_BYTES
-from torch_sink.image.decode.jpeg_tables import plan_jpegs
+from torch_sink.image.decode.jpeg_block import ALIGNMENT_BYTES, aligned, plan_jpegs
 from torch_sink.image.decode.source import FinishedSource, Source
+from torch_sink.image.program import plan as column_of
 from torch_sink.image.program.block import Packing
-from torch_sink.image.program.plan import ImagePlan, plan_image
+from torch_sink.image.program.plan import STAGE_COLUMNS, ImagePlan, Stage, plan_image
 from torch_sink.image.program.program import ARRAYS, Batch, Launch, Program
-from torch_sink.image.program.rows import Rows
 from torch_sink.triton_kernels import rows
+from torch_sink.triton_kernels.rows import Kind
 from torch_sink.triton_kernels.shapes import stage_tile
+
+_FLOAT_BYTES, _HISTOGRAM = 4, 256
+_OF_IMAGE = rows.NAMED, 0, 0, 0
 
 
 def make_program(
@@ -193,3 +196,182 @@ def layouts_of(
         ],
         np.int64,
     )
+
+
+# --- rows: every column is computed for all images at once
+
+
+class Rows:
+    """The rows of a program.
+
+    Args:
+        plans: one for each image; equal images may share one.
+        sources: number of the decoded image that each begins with.
+        results: the row that each becomes, and the number of its batch.
+
+    Attributes:
+        jobs: int64 [jobs, JOB_COLUMNS], image by image.
+        launches: int64 [jobs], number of the launch of each; every image ends in the last launch.
+        batches: int64 [jobs], number of the batch of each.
+        is_heavy: bool [jobs], whether each needs the heavy variant of the kernel.
+        reads: int64 [images], the jobs that read a decoded image.
+        shown: int64 [images, 4], height and width of what the view of each shows, and of that image.
+        atoms: int32 [rows, OPERATION_COLUMNS]; row 0 stands for no atom.
+        statistics: int32 [n, STATISTIC_COLUMNS]; the last column is the job that needs it.
+        tables: the lookup tables of the atoms.
+        workspace: bytes for outputs that are not the result.
+    """
+
+    def __init__(self, plans: Sequence[ImagePlan], sources: Sequence[int], results: Sequence[tuple[int, int]]) -> None:
+        images = _joined([plan.image for plan in plans], np.int64, column_of.IMAGE_COLUMNS)
+        counts = images[:, : column_of.RESULT]
+        first_atoms, first_jobs = (counts.cumsum(axis=0) - counts).T
+        lowered = _joined([bytes(ATOM_BYTES), *[plan.atoms for plan in plans]], np.int32, ATOM_COLUMNS)
+        atoms, atom_sizes = np.ascontiguousarray(lowered[:, :OUTPUT_HEIGHT]), lowered[:, OUTPUT_HEIGHT:]
+        tables = Tables(plans, first_atoms.tolist(), atoms)
+        stages = _joined([plan.stages for plan in plans], np.int64, STAGE_COLUMNS)
+        stage: Any = Stage._make(stages.T)  # each field is an array [jobs]
+
+        lengths = counts[:, column_of.JOBS]
+        image = np.repeat(np.arange(len(plans)), lengths)
+        first = 1 + first_atoms[image]
+        read = np.arange(-1, len(stages) - 1)  # the job whose output each reads; -1: an image
+        read[first_jobs] = -1
+        channels = np.zeros(len(stages), np.int64)
+        channels[first_jobs + lengths - 1] = images[:, column_of.RESULT]
+        is_result = channels > 0
+
+        # A stage makes what its last atom makes; one without atoms, at the beginning, what its view shows.
+        ending = np.where(stage.begin < stage.end, stage.end - 1, stage.head)
+        shown = images[:, column_of.SHOWN : column_of.SHOWN + 4]
+        size = np.where(ending[:, None] < 0, shown[image, :2], atom_sizes[first + ending])
+        of_plans = zip(first_jobs.tolist(), plans, strict=True)
+        needed = [(job + at, *needed) for job, plan in of_plans for at, *needed in plan.needed]
+        narrow, begin, end = np.array(needed, np.int64).reshape(-1, 3).T
+        size[narrow, 0] = end - begin
+        height, width = size.T
+
+        jobs = np.zeros((len(stages), rows.JOB_COLUMNS), np.int64)
+        # Planes of the three channels, one after the other: neighbors in a row are neighbors in memory.
+        value_bytes = np.where(stage.target_kind == rows.FLOATS, _FLOAT_BYTES, 1)
+        plane = height * width
+        taken = aligned(3 * plane * value_bytes) * ~is_result
+        target = np.ones((len(stages), 4), np.int64)
+        target[:, 0], target[:, 1], target[:, 3] = (taken.cumsum() - taken) // value_bytes, width, plane
+        target[is_result] = _OF_IMAGE
+        source = target[read]
+        source[first_jobs] = _OF_IMAGE
+        source[first_jobs, 1], target[is_result, 1:3] = sources, results
+        jobs[:, rows.SOURCE : rows.SOURCE + 4], jobs[:, rows.TARGET : rows.TARGET + 4] = source, target
+        jobs[:, rows.HEIGHT], jobs[:, rows.WIDTH] = height, width
+        jobs[:, rows.CHANNELS] = np.where(is_result, channels, 3)
+        # A job behind an image's first sees its whole input, except for rows that are not needed.
+        jobs[:, rows.VIEW_X_STEP], jobs[:, rows.VIEW_X_END] = 1, width[read]
+        jobs[:, rows.VIEW_Y_STEP], jobs[:, rows.VIEW_Y_END] = 1, height[read]
+        jobs[first_jobs, rows.VIEW_X_STEP : rows.VIEW_FILL + 1] = images[:, column_of.VIEW : column_of.SHOWN]
+        fill = jobs[:, rows.VIEW_FILL]
+        fill += first_atoms[image] * (fill > 0)
+        down = first[narrow] + stage.down[narrow]
+        input_rows = atoms[down, rows.LAST_INPUT] + 1
+        step, offset, shows, shows_to = jobs[narrow, rows.VIEW_Y_STEP : rows.VIEW_Y_END + 1].T
+        jobs[narrow, rows.VIEW_Y_OFFSET] = offset + step * begin
+        jobs[narrow, rows.VIEW_Y_BEGIN] = np.maximum(shows, 0) - begin
+        jobs[narrow, rows.VIEW_Y_END] = np.minimum(shows_to, input_rows) - begin
+        atoms[down, rows.LAST_INPUT], atoms[down, rows.FIRST_INPUT] = end - 1, begin
+
+        jobs[:, rows.SOURCE_KIND], jobs[:, rows.TOP] = stage.source_kind, stage.top
+        jobs[:, rows.SOURCE_VALUES] = np.where(stage.values < 0, 0, atoms[first + stage.values, rows.TABLE])
+        jobs[:, rows.TARGET_KIND] = np.where(is_result, rows.OUTPUT, stage.target_kind)
+        jobs[:, rows.HEAD] = np.where(stage.head < 0, 0, first + stage.head)
+        jobs[:, rows.TAIL_BEGIN], jobs[:, rows.TAIL_END] = first + stage.begin, first + stage.end
+        self.is_heavy = (stage.is_heavy > 0) | (jobs[:, rows.TARGET_KIND] == rows.FLOATS) | (fill > 0)
+        self.launches = np.arange(len(stages)) + (lengths.max() - lengths - first_jobs)[image]
+        self.batches = np.array(results)[image, 1]
+        self.statistics = _statistics(stage.measured, read, first + stage.begin, tables, atoms)
+        self.jobs, self.atoms, self.tables, self.workspace = jobs, atoms, tables, int(taken.sum())
+        self.reads, self.shown = first_jobs, shown
+
+
+def _statistics(
+    measured: np.ndarray, read: np.ndarray, tails: np.ndarray, tables: Tables, atoms: np.ndarray
+) -> np.ndarray:
+    """Rows for statistics of a job's output, which another job needs.
+
+    Args:
+        measured: [jobs], how many channels of its input each job needs statistics of.
+        read: [jobs], the job whose output is that input.
+        tails: [jobs], the row of the atom that needs them.
+        tables: grows by a table for each statistic.
+        atoms: written to: the places of these tables.
+    """
+    needing = np.flatnonzero(measured)
+    if not len(needing):
+        return np.zeros((0, rows.STATISTIC_COLUMNS), np.int32)
+    channels, row = measured[needing], tails[needing]
+    entries = np.where(atoms[row, 0] == Kind.BLEND_MEAN, 1, _HISTOGRAM)
+    begins = tables.size + (channels * entries).cumsum() - channels * entries
+    tables.size += int((channels * entries).sum())
+    steps = np.where(channels > 1, entries, 0)  # one table stands for all channels
+    atoms[row, rows.TABLE : rows.TABLE + 3] = begins[:, None] + steps[:, None] * np.arange(3)
+    channel = np.arange(channels.sum()) - np.repeat(channels.cumsum() - channels, channels)
+    job, row, needing = (np.repeat(values, channels) for values in (read[needing], row, needing))
+    return np.stack([job, row, channel, needing], axis=1).astype(np.int32)
+
+
+class Tables:
+    """The lookup tables of a program, one after the other; writes into the atoms where theirs lie.
+
+    Args:
+        plans: one for each image.
+        first_atoms: the row before the first atom of each.
+        atoms: int32 [rows, OPERATION_COLUMNS], written to.
+
+    Attributes:
+        of_host: those that the host computed, in order.
+        resizes: {weights: where the device writes first positions and weights}, behind the tables of the host.
+        host_entries: entries of the tables of the host.
+        size: entries of all tables.
+    """
+
+    def __init__(self, plans: Sequence[ImagePlan], first_atoms: Sequence[int], atoms: np.ndarray) -> None:
+        self.of_host: list[np.ndarray] = []
+        self.resizes: dict[ResizeWeights, tuple[int, int]] = {}
+        self.size = 0
+        self._places: dict[int, tuple[int, ...]] = {}  # {`id` of a table, or of a tuple of tables: where they begin}
+        cells: list[int] = []
+        values: list[int] = []
+        for first, plan in zip(first_atoms, plans, strict=True):
+            for row, column, tables in plan.tables:
+                # Tables come from caches, so the same ones may serve many images.
+                found = self._places.get(id(tables)) or self._places_of(tables)
+                cell = (first + row) * rows.OPERATION_COLUMNS + column
+                cells += range(cell, cell + len(found))
+                values += found
+        self.host_entries = self.size
+        for first, plan in zip(first_atoms, plans, strict=True):
+            for row, weights in plan.resizes:
+                cell = (first + row) * rows.OPERATION_COLUMNS + rows.TABLE
+                cells += cell, cell + 1
+                values += self.resizes.get(weights) or self._add_resize(weights)
+        atoms.reshape(-1)[cells] = values
+
+    def _places_of(self, tables: tuple[np.ndarray, ...]) -> tuple[int, ...]:
+        found: tuple[int, ...] = ()
+        for table in tables:
+            if id(table) not in self._places:
+                self._places[id(table)] = (self.size,)
+                self.size += table.size
+                self.of_host.append(table)
+            found += self._places[id(table)]
+        self._places[id(tables)] = found
+        return found
+
+    def _add_resize(self, weights: ResizeWeights) -> tuple[int, int]:
+        found = self.resizes[weights] = self.size, self.size + weights.out_size
+        self.size = found[1] + weights.taps * weights.out_size
+        return found
+
+
+def _joined(parts: Iterable[bytes], dtype: Any, columns: int) -> np.ndarray:
+    """One writable array [rows, columns] from pieces, each the bytes of some of its rows."""
+    return np.frombuffer(bytearray(b"".join(parts)), dtype).reshape(-1, columns)

@@ -20,8 +20,7 @@ from torch_sink.damage.report import BrokenFile
 from torch_sink.errors import DecodeError
 from torch_sink.image.core.ops import PIXELS, Op
 from torch_sink.image.core.settings import default_device
-from torch_sink.image.decode.jpeg_block import ALIGNMENT_BYTES
-from torch_sink.image.decode.jpeg_tables import JpegPlan
+from torch_sink.image.decode.jpeg_block import ALIGNMENT_BYTES, JpegPlan
 from torch_sink.image.decode.providers import candidates
 from torch_sink.image.decode.source import FinishedSource
 from torch_sink.image.program.block import Packed
