@@ -51,7 +51,7 @@ def before(function: Stock) -> Make:
 
 
 def _record_on(handle: Any, recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Any) -> Any:
-    """What a recorder makes of a handle and of the arguments behind it, as `handle_of` gives it, or the handle itself."""
+    """The handle of what a recorder makes of a handle and the arguments behind it, or that handle itself."""
     begun: Recording = handle.__dict__["lazy_recording"]
     try:
         made = recorder(begun, *args, **kwargs)

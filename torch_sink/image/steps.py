@@ -202,37 +202,17 @@ def _grayscale_v1(grayscale: Any, image: Any) -> Any:
     return F.rgb_to_grayscale(image, num_output_channels=channels) if beyond < 0 else image
 
 
-@step(v1.RandomResizedCrop, "get_params", "f32795f0e582b207")
-def _resized_crop_v1(image: Any, scale: Any, ratio: Any) -> Any:
-    width, height = image.size if type(image) in _PILLOW else F.get_dimensions(image)[:0:-1]
-    return _resized_crop(height, width, scale, ratio, _log_ratio(tuple(ratio)))
-
-
-@step(v2.RandomCrop, "make_params", "140f0acd667ab880")
-def _crop_v2(crop: Any, flat_inputs: list[Any]) -> Any:
-    height, width = query_size(flat_inputs)
-    left, right, top, bottom = crop.padding or (0, 0, 0, 0)
-    room = height + top + bottom - crop.size[0], width + left + right - crop.size[1]
-    if min(room) < 0:  # to be padded, or an error
-        return NotImplemented
-    place = {"top": _whole(room[0] + 1) if room[0] else 0, "left": _whole(room[1] + 1) if room[1] else 0}
-    padding = [left, top, right, bottom]
-    size = {"height": crop.size[0], "width": crop.size[1]}
-    return {"needs_crop": any(room), **place, **size, "needs_pad": any(padding), "padding": padding}
-
-
 @functools.lru_cache(maxsize=64)
 def _log_ratio(ratio: tuple[float, ...]) -> Sequence[float]:
     """The logarithms of the smallest and the largest ratio, in float32."""
     return torch.log(torch.tensor(ratio, dtype=torch.float32, device="cpu")).tolist()  # type: ignore[no-any-return]
 
 
-def _resized_crop(
-    height: int, width: int, scale: Sequence[float], ratio: Sequence[float], logs: Sequence[float]
-) -> tuple[int, int, int, int]:
-    """(top, left, height, width) of a random resized crop; `logs` are the two logarithms of the ratio."""
+@step(v1.RandomResizedCrop, "get_params", "f32795f0e582b207")
+def _resized_crop_v1(image: Any, scale: Any, ratio: Any) -> Any:
+    width, height = image.size if type(image) in _PILLOW else F.get_dimensions(image)[:0:-1]
+    low, high = _log_ratio(tuple(ratio))
     area, real, whole = height * width, _room.real, _room.whole
-    low, high = logs
     for _ in range(10):
         target_area = area * real.uniform_(scale[0], scale[1]).item()
         aspect_ratio = real.uniform_(low, high).exp_().item()
@@ -247,6 +227,19 @@ def _resized_crop(
     elif in_ratio > max(ratio):
         w = round(h * max(ratio))
     return (height - h) // 2, (width - w) // 2, h, w
+
+
+@step(v2.RandomCrop, "make_params", "140f0acd667ab880")
+def _crop_v2(crop: Any, flat_inputs: list[Any]) -> Any:
+    height, width = query_size(flat_inputs)
+    left, right, top, bottom = crop.padding or (0, 0, 0, 0)
+    room = height + top + bottom - crop.size[0], width + left + right - crop.size[1]
+    if min(room) < 0:  # to be padded, or an error
+        return NotImplemented
+    place = {"top": _whole(room[0] + 1) if room[0] else 0, "left": _whole(room[1] + 1) if room[1] else 0}
+    padding = [left, top, right, bottom]
+    size = {"height": crop.size[0], "width": crop.size[1]}
+    return {"needs_crop": any(room), **place, **size, "needs_pad": any(padding), "padding": padding}
 
 
 def _is_stocks(transform: Any, kind: Any, params: Callable[..., Any]) -> bool:

@@ -11,6 +11,7 @@ from image.cases_float import FLOAT
 from image.check import check_pipeline
 from torchvision.transforms import functional as F
 
+from torch_sink.image.core.lowering import ResizeWeights
 from torch_sink.image.core.ops import CLOSE
 from torch_sink.image.operations import resize as lower_resize
 from torch_sink.image.program import plan
@@ -43,8 +44,9 @@ def test_batches(name: str) -> None:
 
 
 def test_one_tap_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    stock = lower_resize.tap_count
-    monkeypatch.setattr(lower_resize, "tap_count", lambda *args: stock(*args) - 2)
+    monkeypatch.setattr(
+        lower_resize, "ResizeWeights", lambda old, new, taps, *more: ResizeWeights(old, new, taps - 2, *more)
+    )
     monkeypatch.setattr(plan, "_kept", {})
     with pytest.raises(AssertionError, match="values differ"):
         check_pipeline(FLOAT["v1 resize"](), rgb_images()[:2])

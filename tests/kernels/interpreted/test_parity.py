@@ -17,6 +17,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2.functional import _geometry
 
 from torch_sink.image.core import lowering
+from torch_sink.image.core.lowering import ResizeWeights
 from torch_sink.image.core.ops import Op
 from torch_sink.image.operations import resize as lower_resize
 from torch_sink.image.program import launches, plan
@@ -105,8 +106,9 @@ def test_one_flipped_bit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_tap_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    stock = lower_resize.tap_count
-    monkeypatch.setattr(lower_resize, "tap_count", lambda *args: stock(*args) - 2)
+    monkeypatch.setattr(
+        lower_resize, "ResizeWeights", lambda old, new, taps, *more: ResizeWeights(old, new, taps - 2, *more)
+    )
     monkeypatch.setattr(plan, "_kept", {})
     with pytest.raises(AssertionError, match="values differ"):
         check_train()

@@ -204,7 +204,7 @@ def lay_out_jpegs(sources: Sequence[Source]) -> JpegFiles:
     )
 
 
-def aligned(size: Any) -> Any:
+def _aligned(size: Any) -> Any:
     """Rounds a number or an array up to multiples of `ALIGNMENT_BYTES`."""
     return -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
@@ -381,8 +381,8 @@ def batch_of(files: JpegFiles, boxes: np.ndarray, lane_bits: int, tile: TileShap
     headers, boxes, (first_byte, lengths) = files.headers.astype(np.int64), boxes.astype(np.int64), files.segments.T
     shapes = (len(boxes), rows.IMAGE_COLUMNS), (len(lengths), rows.SEGMENT_COLUMNS), (len(boxes), rows.WINDOW_COLUMNS)
     sizes = np.array(shapes).prod(axis=1)
-    *begins, end = [0, *aligned(4 * sizes).cumsum().tolist()]
-    tables = np.zeros(end // 4, np.int32)
+    ends: list[int] = _aligned(4 * sizes).cumsum().tolist()
+    begins, tables = [0, *ends[:-1]], np.zeros(ends[-1] // 4, np.int32)
     images, segments, windows = [
         tables[begin // 4 :][:size].reshape(shape) for begin, size, shape in zip(begins, sizes, shapes, strict=True)
     ]
@@ -406,7 +406,7 @@ def batch_of(files: JpegFiles, boxes: np.ndarray, lane_bits: int, tile: TileShap
         images=begins[0],
         segments=begins[1],
         windows=begins[2],
-        stream_bytes=int(aligned(first_byte[-1] - first_byte[0] + lengths[-1])) + ALIGNMENT_BYTES,
+        stream_bytes=int(_aligned(first_byte[-1] - first_byte[0] + lengths[-1])) + ALIGNMENT_BYTES,
         image_rows=len(images),
         segment_rows=len(segments),
         quantization_rows=files.quantization[1],

@@ -187,8 +187,8 @@ def pil_loader(stock: Callable[..., Any]) -> Callable[..., Any]:
         except (OSError, TypeError):
             return stock(path)  # raises what stock code raises; an open file's descriptor is read through `Image.open`
         source = None if data is None else encoded_source(data, name, "RGB")
-        if source is not None:
-            return LazyImage(beginning(source))
+        if source is not None:  # as `beginning`, without a call
+            return LazyImage(Recording(source, (), (3, source.header.height, source.header.width), mode="RGB"))
         try:
             with executing():
                 # What is no file, as a pipe, gives its bytes once.

@@ -200,8 +200,11 @@ class LazyImage(LazyPixels, metaclass=StockType):
         if made is begun or made is NotImplemented:
             return self if made is begun else made
         fields, ops = self.__dict__, made.calls[len(begun.calls) :]
-        if (now := self.used()) is not begun:
-            begun, made = now, made.of_pixels(now.source, now.calls + ops)
+        is_this_sample = fields.setdefault("lazy_used", uses.batches) == uses.batches
+        if not (is_this_sample and settings.is_for_device and "lazy_file" not in fields):
+            now = self.used()
+            if now is not begun:
+                begun, made = now, made.of_pixels(now.source, now.calls + ops)
         if made.mode is None:
             return (kind or LazyTensor)(made)
         if "lazy_was_file" in fields:  # what is made of its pixels may be much less

@@ -368,6 +368,7 @@ def packable(item: Any, at_once: bool) -> Any:
     """
     if not isinstance(item, Handle):
         return finished_handle(item)
-    if item.is_recording and not (at_once and item.lazy_was_collated):
+    is_recording = (item.lazy_real is None and item.lazy_base is None) or item.is_recording  # mostly without a call
+    if is_recording and not (at_once and item.lazy_was_collated):
         return item
     return finished_handle(item.materialize())

@@ -98,7 +98,8 @@ _HALF_TURNS = (Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.FLIP_TOP_BOTTOM,
 
 def _lower_transpose(lowered: LoweredImage, method: int) -> None:
     if method in _HALF_TURNS:
-        _lower_flip(lowered, x=method != Image.Transpose.FLIP_TOP_BOTTOM, y=method != Image.Transpose.FLIP_LEFT_RIGHT)
+        x, y = method != Image.Transpose.FLIP_TOP_BOTTOM, method != Image.Transpose.FLIP_LEFT_RIGHT
+        lowered.add(Kind.FLIP, int(x), int(y), lowered.width, lowered.height)
         return
     height, width = lowered.resize_to(lowered.width, lowered.height)
     # The input's x comes from the output's y and the other way around, mirrored for some of the methods.

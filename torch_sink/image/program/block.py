@@ -196,7 +196,12 @@ def _payload(source: Source) -> tuple[Any, ...]:
 
 def _sealed(contents: Contents) -> bytes:
     """The pickled contents; the calls as plain tuples, since pickle runs Python code for each named one."""
-    calls = [[op if type(op) is InPlaceOp else tuple(op) for op in ops] for ops in contents.programs]
+    calls = [
+        [*map(tuple, ops)]
+        if InPlaceOp not in map(type, ops)
+        else [op if type(op) is InPlaceOp else tuple(op) for op in ops]
+        for ops in contents.programs
+    ]
     return pickle.dumps((contents.entries, calls, contents.entry_of_image), pickle.HIGHEST_PROTOCOL)
 
 

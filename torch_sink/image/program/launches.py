@@ -16,7 +16,7 @@ import torch
 
 from torch_sink.image.core.lowering import ATOM_BYTES, ATOM_COLUMNS, OUTPUT_HEIGHT, ResizeWeights
 from torch_sink.image.core.ops import Op
-from torch_sink.image.decode.jpeg_block import ALIGNMENT_BYTES, aligned, plan_jpegs
+from torch_sink.image.decode.jpeg_block import ALIGNMENT_BYTES, plan_jpegs
 from torch_sink.image.decode.source import FinishedSource, Source
 from torch_sink.image.program import plan as column_of
 from torch_sink.image.program.block import Packing
@@ -61,7 +61,8 @@ def make_program(
     if plans:
         entries = [packing.entry_of_image[at] for at in plans]
         found = Rows(list(plans.values()), entries, [results[at] for at in plans])
-        launches, launched = _launched(packing, found, [batch.shape for batch in made], tile)
+        shapes = [shape for shape, _ in batches]
+        launches, launched = _launched(packing, found, shapes, tile)
         made = [batch._replace(launches=tuple(own)) for batch, own in zip(made, launches, strict=True)]
     arguments = [argument for plan in plans.values() for argument in plan.arguments]
     programs = [plans[at].calls if at in plans else ops for at, ops in enumerate(calls)]
@@ -223,13 +224,14 @@ class Rows:
     """
 
     def __init__(self, plans: Sequence[ImagePlan], sources: Sequence[int], results: Sequence[tuple[int, int]]) -> None:
-        images = _joined([plan.image for plan in plans], np.int64, column_of.IMAGE_COLUMNS)
+        of: Any = ImagePlan._make(zip(*plans, strict=True))  # each field is a tuple [images]
+        images = _joined(of.image, np.int64, column_of.IMAGE_COLUMNS)
         counts = images[:, : column_of.RESULT]
         first_atoms, first_jobs = (counts.cumsum(axis=0) - counts).T
-        lowered = _joined([bytes(ATOM_BYTES), *[plan.atoms for plan in plans]], np.int32, ATOM_COLUMNS)
+        lowered = _joined((bytes(ATOM_BYTES), *of.atoms), np.int32, ATOM_COLUMNS)
         atoms, atom_sizes = np.ascontiguousarray(lowered[:, :OUTPUT_HEIGHT]), lowered[:, OUTPUT_HEIGHT:]
-        tables = Tables(plans, first_atoms.tolist(), atoms)
-        stages = _joined([plan.stages for plan in plans], np.int64, STAGE_COLUMNS)
+        tables = Tables(of.tables, of.resizes, first_atoms.tolist(), atoms)
+        stages = _joined(of.stages, np.int64, STAGE_COLUMNS)
         stage: Any = Stage._make(stages.T)  # each field is an array [jobs]
 
         lengths = counts[:, column_of.JOBS]
@@ -245,8 +247,8 @@ class Rows:
         ending = np.where(stage.begin < stage.end, stage.end - 1, stage.head)
         shown = images[:, column_of.SHOWN : column_of.SHOWN + 4]
         size = np.where(ending[:, None] < 0, shown[image, :2], atom_sizes[first + ending])
-        of_plans = zip(first_jobs.tolist(), plans, strict=True)
-        needed = [(job + at, *needed) for job, plan in of_plans for at, *needed in plan.needed]
+        of_images = zip(first_jobs.tolist(), of.needed, strict=True)
+        needed = [(job + at, *part) for job, parts in of_images for at, *part in parts]
         narrow, begin, end = np.array(needed, np.int64).reshape(-1, 3).T
         size[narrow, 0] = end - begin
         height, width = size.T
@@ -255,7 +257,7 @@ class Rows:
         # Planes of the three channels, one after the other: neighbors in a row are neighbors in memory.
         value_bytes = np.where(stage.target_kind == rows.FLOATS, _FLOAT_BYTES, 1)
         plane = height * width
-        taken = aligned(3 * plane * value_bytes) * ~is_result
+        taken = -(-3 * plane * value_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES * ~is_result
         target = np.ones((len(stages), 4), np.int64)
         target[:, 0], target[:, 1], target[:, 3] = (taken.cumsum() - taken) // value_bytes, width, plane
         target[is_result] = _OF_IMAGE
@@ -322,8 +324,8 @@ class Tables:
     """The lookup tables of a program, one after the other; writes into the atoms where theirs lie.
 
     Args:
-        plans: one for each image.
-        first_atoms: the row before the first atom of each.
+        tables, resizes: for each image, as in `ImagePlan`.
+        first_atoms: the row before the first atom of each image.
         atoms: int32 [rows, OPERATION_COLUMNS], written to.
 
     Attributes:
@@ -333,26 +335,31 @@ class Tables:
         size: entries of all tables.
     """
 
-    def __init__(self, plans: Sequence[ImagePlan], first_atoms: Sequence[int], atoms: np.ndarray) -> None:
+    def __init__(
+        self, tables: Sequence[Any], resizes: Sequence[Any], first_atoms: Sequence[int], atoms: np.ndarray
+    ) -> None:
         self.of_host: list[np.ndarray] = []
         self.resizes: dict[ResizeWeights, tuple[int, int]] = {}
         self.size = 0
         self._places: dict[int, tuple[int, ...]] = {}  # {`id` of a table, or of a tuple of tables: where they begin}
         cells: list[int] = []
         values: list[int] = []
-        for first, plan in zip(first_atoms, plans, strict=True):
-            for row, column, tables in plan.tables:
+        for first, of_image in zip(first_atoms, tables, strict=True):
+            for row, column, arrays in of_image:
                 # Tables come from caches, so the same ones may serve many images.
-                found = self._places.get(id(tables)) or self._places_of(tables)
+                found = self._places.get(id(arrays)) or self._places_of(arrays)
                 cell = (first + row) * rows.OPERATION_COLUMNS + column
                 cells += range(cell, cell + len(found))
                 values += found
         self.host_entries = self.size
-        for first, plan in zip(first_atoms, plans, strict=True):
-            for row, weights in plan.resizes:
+        for first, of_image in zip(first_atoms, resizes, strict=True):
+            for row, weights in of_image:
                 cell = (first + row) * rows.OPERATION_COLUMNS + rows.TABLE
                 cells += cell, cell + 1
-                values += self.resizes.get(weights) or self._add_resize(weights)
+                if weights not in self.resizes:
+                    self.resizes[weights] = self.size, self.size + weights.out_size
+                    self.size += (1 + weights.taps) * weights.out_size
+                values += self.resizes[weights]
         atoms.reshape(-1)[cells] = values
 
     def _places_of(self, tables: tuple[np.ndarray, ...]) -> tuple[int, ...]:
@@ -364,11 +371,6 @@ class Tables:
                 self.of_host.append(table)
             found += self._places[id(table)]
         self._places[id(tables)] = found
-        return found
-
-    def _add_resize(self, weights: ResizeWeights) -> tuple[int, int]:
-        found = self.resizes[weights] = self.size, self.size + weights.out_size
-        self.size = found[1] + weights.taps * weights.out_size
         return found
 
 

@@ -16,11 +16,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torch_sink.image.core.lowering import ATOM, ATOM_BYTES, KIND_MASK, LoweredImage, ResizeWeights, lower
+from torch_sink.image.core.lowering import (
+    ATOM,
+    ATOM_BYTES,
+    KIND_MASK,
+    OUTPUT_HEIGHT,
+    LoweredImage,
+    ResizeWeights,
+    lower,
+)
 from torch_sink.image.core.ops import Op, TensorArgument
-from torch_sink.image.operations.resize import needed_rows
+from torch_sink.image.operations.resize_tables import SUPPORT
 from torch_sink.triton_kernels import rows
-from torch_sink.triton_kernels.rows import Kind
+from torch_sink.triton_kernels.rows import FIRST_OUTPUT, LAST_INPUT, MIRRORS, Kind
 
 # Plans in the cache, some kilobytes each.
 _MOST_KEPT = 1024
@@ -96,8 +104,27 @@ def _plan(size: tuple[int, int], lowered: LoweredImage, calls: tuple[Op, ...]) -
         resizes.append((1 + at, weights))
     needed: list[tuple[int, int, int]] = []
     for at, down in downs:
-        needed.append((at, *needed_rows(lowered, down)))
+        needed.append((at, *_needed_rows(lowered, down)))
     return ImagePlan(calls, image, bytes(lowered.atoms), table, needed, tables, resizes, arguments)
+
+
+def _needed_rows(lowered: LoweredImage, down: int) -> tuple[int, int]:
+    """Input rows [begin, end) that a RESAMPLE_Y or FILTER_Y, an atom of `lowered`, reads for the rows it makes."""
+    atom, weights = ATOM.unpack_from(lowered.atoms, ATOM_BYTES * down), lowered.weights.get(down)
+    height, first = atom[LAST_INPUT] + 1, atom[FIRST_OUTPUT]
+    last = first + atom[OUTPUT_HEIGHT] - 1
+    if weights is not None:
+        scale = weights.in_size / weights.out_size
+        support = SUPPORT[weights.resample] * (scale if scale > 1.0 else 1.0)
+        # Ranges that are rounded in float32 may hold one row more.
+        more = int(atom[0] == Kind.FILTER_Y)
+        begin = max(int((first + 0.5) * scale - support + 0.5), 0) - more
+        end = min(int((last + 0.5) * scale + support + 0.5), weights.in_size) + more
+        return max(begin, 0), min(end, height)
+    if atom[0] == Kind.FILTER_Y and atom[MIRRORS]:
+        return 0, height
+    starts, taps = lowered.tables[down]
+    return max(int(starts[first]), 0), min(int(starts[last]) + len(taps), height)
 
 
 # --- stages

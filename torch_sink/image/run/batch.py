@@ -57,13 +57,9 @@ class Images:
         images = cls.__new__(cls)
         images.recordings = ()
         images._begin(batch.shape, batch.dtype, shared.program.destination, shared.program.interpreted)
-        images.place(shared, batch)
+        images._placed = shared, batch
+        shared.enter(images)
         return images
-
-    def place(self, shared: SharedProgram, batch: Batch) -> None:
-        """Notes which batch of which program they are."""
-        self._placed = shared, batch
-        shared.enter(self)
 
     @property
     def is_placed(self) -> bool:
@@ -127,19 +123,20 @@ def join(several: Iterable[Images]) -> None:
     for images in several:
         by_destination.setdefault((images.destination, images.interpreted), []).append(images)
     for destination, together in by_destination.items():
-        together.sort(key=lambda images: str(images.dtype))  # those of one dtype can be made in one launch
+        if len(together) > 1:
+            together.sort(key=lambda images: str(images.dtype))  # those of one dtype can be made in one launch
         recordings = [image for images in together for image in images.recordings]
         sources, calls = [image.source for image in recordings], [image.calls for image in recordings]
         shapes = [(images.shape, images.dtype) for images in together]
-        shared = SharedProgram(make_program(sources, calls, shapes, *destination))
+        shared = SharedProgram(make_program(sources, calls, shapes, *destination), together)
         for images, batch in zip(together, shared.program.batches, strict=True):
-            images.place(shared, batch)
+            images._placed = shared, batch
 
 
 def pack(leaves: Iterable[Any]) -> None:
     """Joins the batches among the leaves of what a `collate` made, and drops their recordings."""
     found = {id(leaf.images): leaf.images for leaf in leaves if type(leaf) is LazyBatch and leaf.is_recording}
-    if waiting := [images for images in found.values() if not images.is_placed]:
+    if waiting := [images for images in found.values() if images._placed is None]:
         join(waiting)
     for images in found.values():
         images.recordings = ()
@@ -171,14 +168,11 @@ class LazyBatch(Lazy, torch.Tensor, metaclass=StockTensorType):  # type: ignore[
 
     @staticmethod
     def __new__(cls: Any, images: Images, size: tuple[int, ...] | None = None) -> Any:
-        LazyBatch.are_recorded |= not images.is_placed
+        LazyBatch.are_recorded |= images._placed is None
         shape = torch.Size(size or images.shape)
         batch = without_memory(cls, shape, images.dtype)
         batch.images, batch.lazy_shape = images, shape
         return batch
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__()
 
     @property
     def program(self) -> Program:

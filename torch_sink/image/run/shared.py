@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -34,12 +34,16 @@ class SharedProgram:
 
     The first batch that is made on a device decodes the files of all. Those that wait to be made keep the pixels, and
     nobody else does: they are freed when the last one was made, or is gone. A batch that is made later decodes anew.
+
+    Args:
+        program: what they are made by.
+        waiting: those that wait to be made.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, waiting: Iterable[Maker] = ()) -> None:
         self.program = program
         self._lock = threading.Lock()
-        self._waiting: weakref.WeakSet[Maker] = weakref.WeakSet()
+        self._waiting = weakref.WeakSet(waiting)
         self._on_device: weakref.WeakValueDictionary[torch.device, ProgramOnDevice] = weakref.WeakValueDictionary()
         self._pinned: weakref.ref[SharedProgram] | None = None
 
