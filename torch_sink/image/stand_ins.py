@@ -1,6 +1,6 @@
 """The stand-ins for functions of torchvision while the backend is on: they call a recorder, or else stock code.
 
-A recorder takes a handle and the arguments of the stock function, and returns the new handle, or `NotImplemented` if
+A recorder takes a `Recording` and the arguments behind the image, and returns another one, or `NotImplemented` if
 unsupported: stock code then finds an ordinary image or tensor, and raises its own errors.
 """
 
