@@ -125,6 +125,7 @@ def test_ratios_are_those_within_a_round() -> None:
 
 
 @pytest.mark.parametrize("name", worker_rows.ROWS)
+@pytest.mark.sampled(10)
 def test_a_row_s_pipeline_gives_stock_s_batches_and_is_as_long_as_a_round(name: str, generated_photos: Path) -> None:
     files = sorted(generated_photos.rglob("*.jpg"))
     row = worker_rows.ROWS[name]

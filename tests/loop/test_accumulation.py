@@ -88,6 +88,7 @@ def make_loop(
 @pytest.mark.parametrize("kind", LOADERS)
 @pytest.mark.parametrize(("batches", "accumulate"), [(3, 4), (10, 4), (9, 3), (7, 3), (1, 2), (5, 1)])
 @pytest.mark.parametrize("steps_per_sync", [-1, 3])
+@pytest.mark.sampled(16)
 def test_the_window_ends_with_the_epoch(kind: str, batches: int, accumulate: int, steps_per_sync: int) -> None:
     data, updates, steps = make_batches(batches), list[int](), list[list[bool]]()
     loop = make_loop(accumulate, steps_per_sync=steps_per_sync)

@@ -180,6 +180,7 @@ RESTARTS: dict[str, Restart] = {
 @pytest.mark.parametrize("wraps", [False, True], ids=["DataLoader", "SinkLoader"])
 @pytest.mark.parametrize("restart", RESTARTS)
 @pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.sampled(4)
 def test_it_is_resumed_at_every_step(wraps: bool, restart: str, num_workers: int, tmp_path: Path) -> None:
     """In the middle of a pass, at its last batch, whose end nobody has seen, and between two passes."""
 

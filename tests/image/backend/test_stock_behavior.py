@@ -272,6 +272,7 @@ def _check(actual: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("name", [*PILLOW_USES, *(f"tensor: {name}" for name in TENSOR_USES)])
+@pytest.mark.sampled(48)
 def test_a_handle_behaves_as_what_it_stands_for(openers: dict[str, Callable[[], Image.Image]], name: str) -> None:
     use = TENSOR_USES[name.removeprefix("tensor: ")] if name.startswith("tensor: ") else PILLOW_USES[name]
     for kind, opener in openers.items():

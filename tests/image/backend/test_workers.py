@@ -110,6 +110,7 @@ def test_batches_in_slabs_equal_stock(photos: Path) -> None:
 
 
 @pytest.mark.parametrize("transform", [jitter_transform, sharpened_transform])
+@pytest.mark.sampled(1)
 def test_batches_equal_stock_without_persistent_workers(photos: Path, transform: Any) -> None:
     dataset = some_images(photos, transform())
     expected = epochs_of(dataset, num_workers=2, multiprocessing_context="fork")

@@ -55,6 +55,7 @@ pytestmark = [pytest.mark.halved, QUIET]
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("batch_size", [1, 5])
+@pytest.mark.sampled(2)
 def test_skipping_leaves_the_batches_of_stock_code_without_the_broken_samples(
     paths: list[Path], workers: int, batch_size: int
 ) -> None:
@@ -349,6 +350,7 @@ def zipped(samples: list[Any]) -> tuple[Any, ...]:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("policy", ["skip", "replace"])
 @pytest.mark.parametrize("transform", [V1, V2, transforms.PILToTensor()], ids=["v1", "v2", "ragged"])
+@pytest.mark.sampled(6)
 def test_images_that_no_collate_function_stacks(paths: list[Path], transform: Any, policy: str, workers: int) -> None:
     """Without a device a worker makes their pixels, after the samples were collated; in this process, who reads them."""
     dataset = Files(paths, loaded, transform)

@@ -78,6 +78,7 @@ def check_same(stock: Any, made: Any) -> bool:
 
 @pytest.mark.parametrize("is_turned", [False, True])
 @pytest.mark.parametrize("name", FILES)
+@pytest.mark.sampled(30)
 def test_every_kind_of_file(name: str, is_turned: bool) -> None:
     data = as_tensor(FILES[name]())
     for mode in MODES:

@@ -72,6 +72,7 @@ def expected() -> Any:
 
 
 @pytest.mark.parametrize("fake_cuda", [{"seed": seed} for seed in range(3)], indirect=True)
+@pytest.mark.sampled(1)
 def test_a_stream_waits_for_what_another_has_decoded(expected: Any, device: Executor) -> None:
     views, streams = loaded(), [torch.cuda.Stream() for _ in VIEWS]
     made = []
@@ -89,6 +90,7 @@ def test_a_stream_waits_for_what_another_has_decoded(expected: Any, device: Exec
 
 
 @pytest.mark.parametrize("fake_cuda", [{"seed": seed} for seed in range(3)], indirect=True)
+@pytest.mark.sampled(1)
 def test_a_stream_waits_for_the_batch_that_its_own_was_mixed_of(fake_cuda: FakeCuda, device: Executor) -> None:
     """A program of one batch has two that are made of it."""
 

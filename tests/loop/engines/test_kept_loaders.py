@@ -87,6 +87,7 @@ def runs_of(loader: Any, steps: list[int]) -> Iterator[Any]:
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"num_workers": 2, "persistent_workers": True}])
 @pytest.mark.parametrize("seeded", [False, True])
+@pytest.mark.sampled(2)
 def test_each_run_sees_what_a_plain_loop_sees(made: list[SinkLoader], options: dict[str, Any], seeded: bool) -> None:
     """Runs of two epochs and less, stopped in the middle; persistent workers begin anew with each run."""
     steps, losses = [12, 3, 9, 12], []

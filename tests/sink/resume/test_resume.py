@@ -111,6 +111,7 @@ PERSISTENT = [
 
 @pytest.mark.parametrize("position", [0, 1, 3, BATCHES_PER_PASS, 7, 2 * BATCHES_PER_PASS, 17])
 @pytest.mark.parametrize("persistent", PERSISTENT)
+@pytest.mark.sampled(8)
 def test_two_workers(position: int, persistent: bool) -> None:
     check_resume(position, 2, persistent_workers=persistent)
 
