@@ -81,6 +81,7 @@ BACKENDS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sampled(6)
 def test_skipping(paths: list[Path], backend: str, kind: Any, workers: int) -> None:
     dataset, options = Files(paths, opened, V1), {"batch_size": 3, "num_workers": workers}
     stock = stock_samples(dataset, 1, **options)
@@ -134,6 +135,7 @@ def made_and_error(data: Any, workers: int, **options: Any) -> tuple[int, str]:
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader, OwnIterator])
 @pytest.mark.parametrize("content", [b"no image", JPEG[0][: len(JPEG[0]) // 2]], ids=["text", "truncated"])
+@pytest.mark.sampled(6)
 def test_raise_raises_where_the_backend_skips(tmp_path: Path, content: bytes, kind: Any, workers: int) -> None:
     paths = [tmp_path / f"{number}.jpg" for number in range(6)]
     for path in paths:
@@ -169,6 +171,7 @@ def test_replacing(paths: list[Path], workers: int) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("policy", ["raise", "skip", "replace"])
+@pytest.mark.sampled(8)
 def test_a_stream_raises_under_every_policy(paths: list[Path], policy: str, backend: str, workers: int) -> None:
     """And a generator that catches the error gives the samples of one that does so in stock code."""
     options = {"batch_size": None, "num_workers": workers}
@@ -192,6 +195,7 @@ def test_a_stream_raises_under_every_policy(paths: list[Path], policy: str, back
 
 
 @pytest.mark.parametrize(("kind", "workers"), [(DataLoader, 0), (DataLoader, 2), (StatefulDataLoader, 2)])
+@pytest.mark.sampled(2)
 def test_resuming_behind_batches_that_were_left_out(paths: list[Path], kind: Any, workers: int) -> None:
     """From every position: what comes is what would have come, draws included."""
 

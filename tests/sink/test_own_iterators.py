@@ -99,6 +99,7 @@ def make(kind: type, dataset: object, **options: object) -> SinkLoader:
 
 @pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sampled(4)
 def test_passes_and_a_restart(kind: type, persistent: bool) -> None:
     expected = [list(range(i, i + 4)) for i in range(0, 40, 4)]
     with make(kind, range(40), collate_fn=unchanged, persistent_workers=persistent) as loader:
