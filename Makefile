@@ -44,6 +44,9 @@ GPU_PYTHON ?= $(if $(wildcard $(VENV)/bin/python),$(VENV)/bin/python,$(PYTHON))
 # Triton up to 3.6 interprets kernels with NumPy before 2.4 only; compiled kernels do not care.
 OLDEST_RELEASES = torch==2.8.0 torchvision==0.23.0 triton==3.4.0 "numpy<2.4"
 
+# Each of many processes would compile the package, and each that collects the tests would compile these.
+unexport PYTHONDONTWRITEBYTECODE
+
 ALL_EXTRAS = examples,test,third-party
 
 # Where Pythons and releases of torch differ: references that are counted, frames, fork beside threads, exit; that all can

@@ -47,6 +47,7 @@ LONGEST = (
     "clients/test_strict.py",
     "kernels/test_compile.py",
     "kernels/test_processors.py",
+    "tracing/test_timeline.py",
 )
 
 
