@@ -83,11 +83,16 @@ def sample(items: list[pytest.Item]) -> None:
         times_seen: Counter[tuple[str, int]] = Counter()
         (count,) = next(left[0].iter_markers("sampled")).args
         for _ in range(min(count, len(left))):
-            chosen = min(left, key=lambda item: sum(times_seen[value] for value in item.callspec.indices.items()))
-            times_seen.update(chosen.callspec.indices.items())
+            chosen = min(left, key=lambda item: sum(times_seen[value] for value in values_of(item)))
+            times_seen.update(values_of(chosen))
             left.remove(chosen)
         for item in left:
             item.add_marker("slow")
+
+
+def values_of(item: pytest.Item) -> list[tuple[str, int]]:
+    """The parameters of a case and their values, each by the object that all cases with it share."""
+    return [(name, id(value)) for name, value in item.callspec.params.items()]
 
 
 def share_out(items: list[pytest.Item]) -> None:
