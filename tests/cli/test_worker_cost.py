@@ -74,6 +74,7 @@ def seconds(dataset: Dataset[Any], collate: Any = default_collate, workers: int 
 
 
 @pytest.mark.parametrize("workers", [1, 0])
+@pytest.mark.sampled(1)
 def test_what_a_dataset_burns_is_measured(workers: int) -> None:
     assert BURNED < seconds(Burning(BURNED), workers=workers) < BURNED + OVERHEAD
 

@@ -114,6 +114,7 @@ def test_a_stream_that_is_longer_than_announced_has_another_window_behind_it() -
 
 @pytest.mark.parametrize("kind", ["known", "unknown"])
 @pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.sampled(2)
 def test_graphs_end_their_windows_with_the_epoch(fake_cuda: FakeCuda, kind: str, scaled: bool) -> None:
     data = make_batches(10)
     scaler = DynamicLossScaler(64.0) if scaled else None

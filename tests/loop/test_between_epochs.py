@@ -77,6 +77,7 @@ class WaitsForWorkers(Callback):
 
 @pytest.mark.parametrize("event", ["on_train_epoch_begin", "on_train_epoch_end"])
 @pytest.mark.parametrize("by_model", [False, True], ids=["StepLoop", "Model"])
+@pytest.mark.sampled(2)
 def test_a_callback_changes_the_dataset_of_the_next_epoch(event: str, by_model: bool) -> None:
     wrapped = distributed(num_workers=2)
 

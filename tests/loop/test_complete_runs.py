@@ -74,6 +74,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.sampled(4)
 def test_the_same_call_twice_has_the_same_result_twice(
     kind: str, finished: Callable[[Any], Path], caplog: pytest.LogCaptureFixture
 ) -> None:

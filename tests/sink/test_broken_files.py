@@ -105,6 +105,7 @@ def test_skipping(paths: list[Path], backend: str, kind: Any, workers: int) -> N
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(("backend", "policy"), [("on, skips", None), ("on", "skip")])
+@pytest.mark.sampled(2)
 def test_loaders_that_make_their_own_iterators(
     paths: list[Path], backend: str, policy: str | None, workers: int
 ) -> None:
@@ -370,6 +371,7 @@ def errors_of(batches: Iterator[Any], count: int) -> list[tuple[type[Exception],
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning", "ignore:The image decoding and encoding")
 @pytest.mark.parametrize(("backend", "wraps"), [("off", True), ("on", False), ("on", True)])
 @pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.sampled(4)
 def test_an_error_names_its_file(tmp_path: Path, backend: str, wraps: bool, workers: int) -> None:
     known = WAYS if backend == "on" else WAYS[: WAYS.index(None)]
     dataset = Reading(tmp_path, [way for way in known if way])
@@ -398,6 +400,7 @@ class FromBytes(Dataset[Any]):
 
 @pytest.mark.parametrize(("backend", "wraps"), [("off", True), ("on", False), ("on", True)])
 @pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.sampled(4)
 def test_an_error_of_a_file_that_was_read_as_bytes_names_its_sample(backend: str, wraps: bool, workers: int) -> None:
     with BACKENDS[backend](), contextlib.ExitStack() as stack:
         loader: Any = DataLoader(FromBytes(), batch_size=1, num_workers=workers)

@@ -153,6 +153,7 @@ def test_a_generator_draws_in_the_plain_loops_order(seeded: bool) -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("position", [3, 13])
+@pytest.mark.sampled(2)
 def test_resume_gives_the_samples_that_would_have_come(position: int, num_workers: int) -> None:
     def fresh() -> SinkLoader:
         generator = torch.Generator().manual_seed(3)

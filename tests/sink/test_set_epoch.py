@@ -220,6 +220,7 @@ class Misleading:
         pytest.param({"step": 1}, [1, 2, 3], id="an epoch"),
     ],
 )
+@pytest.mark.sampled(2)
 def test_a_number_that_is_not_what_was_told_is_no_epoch(options: dict[str, int], told: list[int]) -> None:
     loader = Holder(sampler=Misleading(**options))
     for _ in range(3):

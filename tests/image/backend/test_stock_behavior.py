@@ -312,6 +312,7 @@ DETECTION: dict[str, Callable[[], list[Any]]] = {
 
 @pytest.mark.parametrize("first", [[], [v2.PILToTensor()], [v2.ToImage()]], ids=["Pillow", "tensor", "tv image"])
 @pytest.mark.parametrize("name", list(DETECTION))
+@pytest.mark.sampled(6)
 def test_detection_pipelines(openers: dict[str, Callable[[], Image.Image]], name: str, first: list[Any]) -> None:
     by_type = {tv_tensors.Image: torch.float32, tv_tensors.Mask: torch.int64, "others": None}
     for dtype in (torch.float32, by_type):

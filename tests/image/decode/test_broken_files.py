@@ -72,6 +72,7 @@ def test_skipping_leaves_the_batches_of_stock_code_without_the_broken_samples(
 
 @pytest.mark.parametrize("opener", OPENERS)
 @pytest.mark.parametrize("transform", [V1, V2, pixels], ids=["v1", "v2", "numpy"])
+@pytest.mark.sampled(4)
 def test_whoever_opens_the_file(paths: list[Path], opener: str, transform: Callable[[Any], Any]) -> None:
     dataset = Files(paths, OPENERS[opener], transform)
     expected = without_broken(stock_samples(dataset, 1, batch_size=6))
@@ -118,6 +119,7 @@ def test_a_batch_of_broken_files_alone_is_replaced_by_the_next_good_sample_of_th
 
 @pytest.mark.parametrize("policy", ["skip", "replace"])
 @pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.sampled(2)
 def test_samples_without_a_batch(paths: list[Path], policy: str, workers: int) -> None:
     dataset = Files(paths, opened, V2)
     stock = [sample for (sample,) in stock_samples(dataset, 1, batch_size=1, num_workers=workers)]

@@ -267,6 +267,7 @@ def check_pipeline(folder: Path, name: str, workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.sampled(6)
 def test_pipelines(folder: Path, name: str, workers: int) -> None:
     check_pipeline(folder, name, workers)
 

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.halved
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("first", range(0, 100, 20))
+@pytest.mark.sampled(2)
 def test_the_cpu_path_equals_stock(first: int, tmp_path: Path) -> None:
     for seed in range(first, first + 20):
         compare(seed, tmp_path)

@@ -60,6 +60,7 @@ def is_open(sink: SinkLoader) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["list", "loader", "workers"])
+@pytest.mark.sampled(2)
 def test_slots_and_graphs_are_made_once(fake_cuda: FakeCuda, made: list[SinkLoader], kind: str) -> None:
     train, valid = ([*make_batches(8)], [*make_batches(4)])
     if kind != "list":

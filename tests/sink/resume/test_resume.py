@@ -164,6 +164,7 @@ def test_no_workers_and_no_seeded_generator(position: int) -> None:
 
 
 @pytest.mark.parametrize("position", [3, 4, 5, 10])
+@pytest.mark.sampled(2)
 def test_epochs_that_cross_passes(position: int) -> None:
     check_resume(position, 2, batches_per_epoch=4)
 
