@@ -44,6 +44,9 @@ GPU_PYTHON ?= $(if $(wildcard $(VENV)/bin/python),$(VENV)/bin/python,$(PYTHON))
 # Triton up to 3.6 interprets kernels with NumPy before 2.4 only; compiled kernels do not care.
 OLDEST_RELEASES = torch==2.8.0 torchvision==0.23.0 triton==3.4.0 "numpy<2.4"
 
+# Each of many processes would compile the package, and each that collects the tests would compile these.
+unexport PYTHONDONTWRITEBYTECODE
+
 ALL_EXTRAS = examples,test,third-party
 
 # Where Pythons and releases of torch differ: references that are counted, frames, fork beside threads, exit; that all can
@@ -54,7 +57,8 @@ CORE_TESTS = tests/kernels/test_compile.py tests/project/test_packaging.py tests
     tests/sink/test_left_open.py tests/sink/test_loader.py tests/sink/test_own_iterators.py tests/sink/resume/test_resume.py \
     tests/loop/test_step_loop.py tests/loop/test_checkpoint.py
 
-SEEN_TESTS = tests/kernels/test_compile.py tests/kernels/test_compiled.py tests/kernels/test_interpreted.py
+SEEN_TESTS = tests/kernels/test_compile.py tests/kernels/test_compiled.py tests/kernels/test_interpreted.py \
+    tests/kernels/test_processors.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-oldest setup-core demo test test-oldest test-oldest-core test-core test-releases test-slow \

@@ -9,7 +9,7 @@ import os
 import random
 import signal
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ LONGEST = (
     "clients/test_strict.py",
     "kernels/test_compile.py",
     "kernels/test_processors.py",
+    "tracing/test_timeline.py",
 )
 
 
@@ -60,7 +61,38 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files go in the order of their names, but for the longest. Marks come before pytest selects by them."""
     items.sort(key=lambda item: not item.path.as_posix().endswith(LONGEST))
+    sample(items)
     share_out(items)
+
+
+def cases_of(mark: str, items: list[pytest.Item]) -> list[list[pytest.Item]]:
+    """The cases of each parametrized test that has a mark, without the slow ones, in an order drawn by their names."""
+    cases: dict[tuple[Path, str], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker(mark) and hasattr(item, "callspec") and not item.get_closest_marker("slow"):
+            cases[item.path, item.name.partition("[")[0]].append(item)
+    return [sorted(drawn, key=lambda item: zlib.crc32(item.name.encode())) for drawn in cases.values()]
+
+
+def sample(items: list[pytest.Item]) -> None:
+    """Of a test marked `sampled(count)`, so many cases stay everyday ones, and the others are slow.
+
+    Where parameters are multiplied, all their values occur as evenly as so many cases allow.
+    """
+    for left in cases_of("sampled", items):
+        times_seen: Counter[tuple[str, int]] = Counter()
+        (count,) = next(left[0].iter_markers("sampled")).args
+        for _ in range(min(count, len(left))):
+            chosen = min(left, key=lambda item: sum(times_seen[value] for value in values_of(item)))
+            times_seen.update(values_of(chosen))
+            left.remove(chosen)
+        for item in left:
+            item.add_marker("slow")
+
+
+def values_of(item: pytest.Item) -> list[tuple[str, int]]:
+    """The parameters of a case and their values, each by the object that all cases with it share."""
+    return [(name, id(value)) for name, value in item.callspec.params.items()]
 
 
 def share_out(items: list[pytest.Item]) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import subprocess
-import sys
 import sysconfig
 import warnings
 from importlib import metadata
@@ -13,13 +11,16 @@ from pathlib import Path
 
 import bare
 import pytest
+import warm
 
 from torch_sink import releases
 from torch_sink.cli import doctor
 
 pytestmark = pytest.mark.once
 
+# A program that nobody but a user has started.
 PROGRAM = """
+import multiprocessing.process; multiprocessing.process._parent_process = None
 import torch_sink
 with torch_sink.image_backend("device", device="cpu"):
     pass
@@ -70,10 +71,10 @@ def test_the_line_that_imports_torch_sink_is_warned_once(tmp_path: Path) -> None
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(bare.ROOT)])}
-    command = [sys.executable, str(program)]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=True)
+    finished = warm.run(program, timeout=240, env=environment)
+    assert finished.returncode == 0, finished.stderr
     (said,) = [line for line in finished.stderr.splitlines() if "does not know" in line]
-    assert said.startswith(f"{program}:2: UserWarning: this torch_sink does not know torchvision 99.1 (tested up to ")
+    assert said.startswith(f"{program}:3: UserWarning: this torch_sink does not know torchvision 99.1 (tested up to ")
 
 
 def test_a_free_threaded_build_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata calls it
 ]
-SEED, EVERYDAY = 24, 40
+SEED, EVERYDAY = 24, 20
 EPOCHS, BATCH, PHOTOS = 2, 4, 18
 FACTORS = {
     "backend": ("off", "on"),

@@ -68,6 +68,7 @@ def draws() -> list[float]:
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 1, "persistent_workers": True}])
+@pytest.mark.sampled(1)
 def test_a_plain_loop_runs_as_without(
     options: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

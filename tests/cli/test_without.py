@@ -55,6 +55,7 @@ def pipeline_of(transform: Callable[[Any], Any], folder: Path) -> Pipeline:
         (v2.Compose([v2.Resize(96), v2.CenterCrop(64), v2.Lambda(negative), v2.ToImage()]), ["negative"]),
     ],
 )
+@pytest.mark.sampled(2)
 def test_the_worker_with_fallbacks_and_without(transform: Any, names: list[str], photos: Path) -> None:
     stock = v1.Compose.__call__, v2.Compose.forward
 

@@ -74,6 +74,7 @@ def seconds(dataset: Dataset[Any], collate: Any = default_collate, workers: int 
 
 
 @pytest.mark.parametrize("workers", [1, 0])
+@pytest.mark.sampled(1)
 def test_what_a_dataset_burns_is_measured(workers: int) -> None:
     assert BURNED < seconds(Burning(BURNED), workers=workers) < BURNED + OVERHEAD
 
@@ -125,6 +126,7 @@ def test_ratios_are_those_within_a_round() -> None:
 
 
 @pytest.mark.parametrize("name", worker_rows.ROWS)
+@pytest.mark.sampled(10)
 def test_a_row_s_pipeline_gives_stock_s_batches_and_is_as_long_as_a_round(name: str, generated_photos: Path) -> None:
     files = sorted(generated_photos.rglob("*.jpg"))
     row = worker_rows.ROWS[name]

@@ -1,6 +1,8 @@
-"""Runs a program in a process of its own, in which a warning is an error, and says what is left when it is done.
+"""Runs a program with stock code and then with ours, where a warning is an error, and says what is left when it is done.
 
-`python -W error -m clients.strict PHOTOS FOLDER NAME ROW`, with ROW a JSON object: who runs it, and what is around it.
+`python -W error -m clients.strict PHOTOS FOLDER NAME ROW STOCK OURS`, with ROW a JSON object: what is around the program;
+and a folder of temporary files for each. Both are forks of a process that has loaded torch, which takes seconds. Each ends
+as a program does, and leaves what it found in `ran.json` and what it said in `stderr`, in FOLDER/stock and FOLDER/ours.
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ import importlib
 import json
 import multiprocessing
 import multiprocessing.util
+import os
 import re
 import sys
+import tempfile
 import warnings
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -78,8 +82,8 @@ def name_of(trace: Any) -> str:
     return re.sub(r"(?<=/sem\.)\w+|\d+", "0", text)
 
 
-def main(photos: str, folder: str, name: str, text: str) -> None:
-    row = json.loads(text)
+def run(photos: str, folder: str, name: str, row: dict[str, Any]) -> None:
+    """One of the two, in this process."""
     multiprocessing.set_start_method(row["start"])
     texts = Path(folder, "warnings.txt")
     texts.touch()
@@ -100,7 +104,30 @@ def main(photos: str, folder: str, name: str, text: str) -> None:
     # Named without what differs from run to run.
     left = {kind: sorted(map(name_of, more)) for kind, more in left_since(before).items()}
     ran = Ran(losses, warned, left, has_recorded)
-    print(json.dumps({"program": name, **dataclasses.asdict(ran)}), flush=True)
+    Path(folder, "ran.json").write_text(json.dumps(dataclasses.asdict(ran)))
+
+
+def begin(folder: Path, temporary: str) -> None:
+    """Make a fork a process with a folder, temporary files and a standard error of its own."""
+    os.chdir(folder)
+    os.dup2(os.open("stderr", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    os.environ["TMPDIR"], tempfile.tempdir = temporary, None
+
+
+def main(photos: str, folder: str, name: str, text: str, *temporary: str) -> None:
+    """What stock code warns of as well is let through."""
+    known: list[str] = []
+    places = [Path(folder, who) for who in ("stock", "ours")]
+    for place, files in zip(places, temporary, strict=True):
+        place.mkdir()
+        if os.fork() == 0:
+            begin(place, files)
+            run(photos, str(place), name, {**json.loads(text), "who": place.name, "known": known})
+            return
+        if os.wait()[1] != 0:
+            sys.exit((place / "stderr").read_text())
+        warned = json.loads((place / "ran.json").read_text())["warned"]
+        known = sorted({said.replace(str(place), str(places[1])) for said in warned})
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ STARTED_ANEW = {
 }  # fmt: skip
 # Of a fork beside any thread, by Python 3.12 and later; those of a queue and of a timeline are meant.
 FORKS = "ignore:This process (pid:DeprecationWarning"
-# Each takes two processes that load all of it: where the libraries are the same, one release will do.
+# Each takes a process that loads all of it: where the libraries are the same, one release will do.
 EVERYDAY = {
     "custom_dataset": pytest.mark.once, "lightning_fabric": pytest.mark.once_on_oldest,
 }  # fmt: skip
@@ -50,20 +51,26 @@ def parameters() -> Iterator[Any]:
         yield pytest.param(name, row, id=f"{name}: {', '.join(row.values())}", marks=marks)
 
 
-def run(name: str, photos: Path, folder: Path, row: Row, **more: Any) -> tuple[dict[str, Any], str, list[str]]:
-    """What a process of its own gives, what it says on stderr, and the temporary files that it leaves."""
-    folder.mkdir()
+Ended = tuple[dict[str, Any], str, list[str]]
+
+
+def run(name: str, photos: Path, folder: Path, row: Row) -> tuple[Ended, Ended]:
+    """What stock code and ours give, what each says on stderr, and the temporary files that it leaves."""
     command = [sys.executable, "-W", "error", "-W", FORKS, "-m", "clients.strict", str(photos), str(folder), name]
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
-    with tempfile.TemporaryDirectory() as temporary:  # a short path: a socket's name goes into 108 bytes
+    with ExitStack() as stack:  # short paths: a socket's name goes into 108 bytes
+        temporary = [stack.enter_context(tempfile.TemporaryDirectory()) for _ in range(2)]
         finished = subprocess.run(
-            [*command, json.dumps({**row, **more})], capture_output=True, text=True, timeout=600, cwd=folder,
-            env={**os.environ, "PYTHONPATH": paths, "TMPDIR": temporary},
+            [*command, json.dumps(row), *temporary], capture_output=True, text=True, timeout=1200, cwd=folder,
+            env={**os.environ, "PYTHONPATH": paths},
         )  # fmt: skip
-        files = os.listdir(temporary)
+        files = [os.listdir(each) for each in temporary]
     assert finished.returncode == 0, finished.stderr[-4000:]
-    printed = [line for line in finished.stdout.splitlines() if line.startswith('{"program"')]
-    return json.loads(printed[-1]), finished.stderr, files
+    stock, ours = (
+        (json.loads((folder / who / "ran.json").read_text()), (folder / who / "stderr").read_text(), left)
+        for who, left in zip(("stock", "ours"), files, strict=True)
+    )
+    return stock, ours
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +82,7 @@ def client_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_program_where_warnings_are_errors(name: str, row: Row, client_photos: Path, tmp_path: Path) -> None:
     """What its library warns of with stock code as well is let through; so is what the library leaves behind."""
     installed(name)
-    stock, stock_says, stock_files = run(name, client_photos, tmp_path / "stock", row, who="stock", known=[])
-    known = sorted({text.replace(str(tmp_path / "stock"), str(tmp_path / "ours")) for text in stock["warned"]})
-    ours, says, files = run(name, client_photos, tmp_path / "ours", row, who="ours", known=known)
+    (stock, stock_says, stock_files), (ours, says, files) = run(name, client_photos, tmp_path, row)
     assert ours["losses"] == stock["losses"]
     assert ours["has_recorded"]
     for kind, names in ours["left"].items():

@@ -88,6 +88,7 @@ def make_loop(
 @pytest.mark.parametrize("kind", LOADERS)
 @pytest.mark.parametrize(("batches", "accumulate"), [(3, 4), (10, 4), (9, 3), (7, 3), (1, 2), (5, 1)])
 @pytest.mark.parametrize("steps_per_sync", [-1, 3])
+@pytest.mark.sampled(16)
 def test_the_window_ends_with_the_epoch(kind: str, batches: int, accumulate: int, steps_per_sync: int) -> None:
     data, updates, steps = make_batches(batches), list[int](), list[list[bool]]()
     loop = make_loop(accumulate, steps_per_sync=steps_per_sync)
@@ -113,6 +114,7 @@ def test_a_stream_that_is_longer_than_announced_has_another_window_behind_it() -
 
 @pytest.mark.parametrize("kind", ["known", "unknown"])
 @pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.sampled(2)
 def test_graphs_end_their_windows_with_the_epoch(fake_cuda: FakeCuda, kind: str, scaled: bool) -> None:
     data = make_batches(10)
     scaler = DynamicLossScaler(64.0) if scaled else None

@@ -77,6 +77,7 @@ class WaitsForWorkers(Callback):
 
 @pytest.mark.parametrize("event", ["on_train_epoch_begin", "on_train_epoch_end"])
 @pytest.mark.parametrize("by_model", [False, True], ids=["StepLoop", "Model"])
+@pytest.mark.sampled(2)
 def test_a_callback_changes_the_dataset_of_the_next_epoch(event: str, by_model: bool) -> None:
     wrapped = distributed(num_workers=2)
 
@@ -180,6 +181,7 @@ RESTARTS: dict[str, Restart] = {
 @pytest.mark.parametrize("wraps", [False, True], ids=["DataLoader", "SinkLoader"])
 @pytest.mark.parametrize("restart", RESTARTS)
 @pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.sampled(4)
 def test_it_is_resumed_at_every_step(wraps: bool, restart: str, num_workers: int, tmp_path: Path) -> None:
     """In the middle of a pass, at its last batch, whose end nobody has seen, and between two passes."""
 

@@ -81,6 +81,7 @@ def test_every_scheduler_is_saved_and_restored(name: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("position", [1, 4, 5, 7, 10, 12])
 @pytest.mark.parametrize("own_loader", [False, True])
+@pytest.mark.sampled(6)
 def test_position_in_the_data(position: int, own_loader: bool, tmp_path: Path) -> None:
     """Epochs of 5 batches; positions in the middle and at the very end of an epoch."""
 

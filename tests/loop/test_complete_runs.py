@@ -74,6 +74,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.sampled(4)
 def test_the_same_call_twice_has_the_same_result_twice(
     kind: str, finished: Callable[[Any], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -217,6 +218,7 @@ def in_the_first_sink(what: Callable[[Any], Any]) -> Any:
 @pytest.mark.parametrize("saves", ["default", "by hand", "stop", "error"])
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("kind", ENDS)
+@pytest.mark.sampled(10)
 def test_an_epoch_whose_end_a_sink_has_seen_is_not_trained_again(
     kind: str, accumulate: int, saves: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

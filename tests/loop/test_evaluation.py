@@ -137,6 +137,7 @@ def plain_with_evaluations(every: int, epochs: int = 2) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("steps_per_sync", [1, 2, 3, 7, 100, -1])
 @pytest.mark.parametrize("every", [3, 7])
+@pytest.mark.sampled(6)
 def test_evaluations_every_so_many_steps_equal_those_of_a_plain_loop(steps_per_sync: int, every: int) -> None:
     loop = make_loop(steps_per_sync=steps_per_sync)
     history = loop.run(make_batches(7), epochs=2, callbacks=[Evaluation(VALID, {"accuracy"}, every_steps=every)])

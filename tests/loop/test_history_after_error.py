@@ -46,6 +46,7 @@ def assert_history(loop: StepLoop, steps: int, batches: list[Any]) -> None:
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 @pytest.mark.parametrize("failing", [1, 3, 8, 12])
 @pytest.mark.parametrize("steps_per_sync", [-1, 5])
+@pytest.mark.sampled(8)
 def test_an_error_inside_a_step(fake_cuda: FakeCuda, mode: str, failing: int, steps_per_sync: int) -> None:
     """In graph mode the batch of another shape runs uncaptured, behind replays that the device has not finished."""
     good = make_batches(12)

@@ -63,6 +63,7 @@ def steps_in(folder: Path, prefix: str = "CKP") -> list[int]:
     ],
 )
 @pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.sampled(6)
 def test_the_end_of_a_run_is_saved_and_goes_on_as_if_it_had_been_longer(
     fake_cuda: FakeCuda, mode: str, when: dict[str, int], saved: list[int], tmp_path: Path, monkeypatch: Any
 ) -> None:

@@ -133,6 +133,7 @@ def refused(loop: StepLoop, load: Callable[[], Any], kind: type[Exception], text
 
 
 @pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.sampled(8)
 def test_another_training_is_named_and_leaves_the_loop_as_it_was(name: str, tmp_path: Path) -> None:
     changes, text = OTHERS[name]
     trained(make()).save(tmp_path)

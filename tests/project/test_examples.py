@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from torchvision import models
 
 import torch_sink
 from torch_sink.cli.photos import write_photos
@@ -64,9 +65,10 @@ def masks(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
 
 
 def run(name: str, capsys: pytest.CaptureFixture[str], *arguments: Path | str) -> str:
-    """In this process, where torch and torchvision are loaded already."""
+    """In this process, where torch and torchvision are loaded already; with a network that is trained sooner."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [f"{name}.py", *map(str, arguments)])
+        patch.setattr(models, "resnet18", models.shufflenet_v2_x0_5)
         try:
             runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
         finally:

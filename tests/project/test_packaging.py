@@ -14,6 +14,7 @@ from pathlib import Path
 
 import bare
 import pytest
+import warm
 from packaging.requirements import Requirement
 
 import torch_sink
@@ -165,7 +166,10 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
 
 
 def test_a_project_runs_on_the_installed_wheel(installed: tuple[Path, Path], tmp_path: Path) -> None:
-    assert str(installed[0]) in _run(tmp_path, str(ROOT / "tests" / "user_project.py"), packages=installed)
+    program = ROOT / "tests" / "user_project.py"
+    finished = warm.run(program, cwd=tmp_path, env=bare.environment(installed[0]), timeout=240)
+    assert finished.returncode == 0, finished.stderr
+    assert str(installed[0]) in finished.stdout
 
 
 SHOW = """

@@ -69,7 +69,7 @@ def beside_photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_first_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the images that its own command writes, and to the verdict that it promises; but for the size of its crops."""
+    """With the images that its own command writes, and to the verdict that it promises; but for its crops and network."""
     monkeypatch.chdir(tmp_path)
     page = (DOCS / "start.md").read_text()
     (command,) = re.findall(r"^    python -c \"(.*)\"$", page, flags=re.MULTILINE)
@@ -79,8 +79,10 @@ def test_the_first_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert f"({count} images in batches of {batch_size} are {count // batch_size} an epoch" in page
     script = tmp_path / "train.py"
     code = "\n\n".join(blocks(DOCS / "start.md"))
-    assert "RandomResizedCrop(128)" in code
-    script.write_text(code.replace("RandomResizedCrop(128)", "RandomResizedCrop(32)"))
+    for shown, smaller in (("RandomResizedCrop(128)", "RandomResizedCrop(32)"), ("resnet18(", "shufflenet_v2_x0_5(")):
+        assert shown in code
+        code = code.replace(shown, smaller)
+    script.write_text(code)
     finished = warm.run(script, timeout=600)
     assert finished.returncode == 0, finished.stderr
     lines = finished.stdout.splitlines()

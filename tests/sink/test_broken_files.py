@@ -81,6 +81,7 @@ BACKENDS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sampled(6)
 def test_skipping(paths: list[Path], backend: str, kind: Any, workers: int) -> None:
     dataset, options = Files(paths, opened, V1), {"batch_size": 3, "num_workers": workers}
     stock = stock_samples(dataset, 1, **options)
@@ -104,6 +105,7 @@ def test_skipping(paths: list[Path], backend: str, kind: Any, workers: int) -> N
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(("backend", "policy"), [("on, skips", None), ("on", "skip")])
+@pytest.mark.sampled(2)
 def test_loaders_that_make_their_own_iterators(
     paths: list[Path], backend: str, policy: str | None, workers: int
 ) -> None:
@@ -134,6 +136,7 @@ def made_and_error(data: Any, workers: int, **options: Any) -> tuple[int, str]:
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader, OwnIterator])
 @pytest.mark.parametrize("content", [b"no image", JPEG[0][: len(JPEG[0]) // 2]], ids=["text", "truncated"])
+@pytest.mark.sampled(6)
 def test_raise_raises_where_the_backend_skips(tmp_path: Path, content: bytes, kind: Any, workers: int) -> None:
     paths = [tmp_path / f"{number}.jpg" for number in range(6)]
     for path in paths:
@@ -169,6 +172,7 @@ def test_replacing(paths: list[Path], workers: int) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("policy", ["raise", "skip", "replace"])
+@pytest.mark.sampled(8)
 def test_a_stream_raises_under_every_policy(paths: list[Path], policy: str, backend: str, workers: int) -> None:
     """And a generator that catches the error gives the samples of one that does so in stock code."""
     options = {"batch_size": None, "num_workers": workers}
@@ -192,6 +196,7 @@ def test_a_stream_raises_under_every_policy(paths: list[Path], policy: str, back
 
 
 @pytest.mark.parametrize(("kind", "workers"), [(DataLoader, 0), (DataLoader, 2), (StatefulDataLoader, 2)])
+@pytest.mark.sampled(2)
 def test_resuming_behind_batches_that_were_left_out(paths: list[Path], kind: Any, workers: int) -> None:
     """From every position: what comes is what would have come, draws included."""
 
@@ -366,6 +371,7 @@ def errors_of(batches: Iterator[Any], count: int) -> list[tuple[type[Exception],
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning", "ignore:The image decoding and encoding")
 @pytest.mark.parametrize(("backend", "wraps"), [("off", True), ("on", False), ("on", True)])
 @pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.sampled(4)
 def test_an_error_names_its_file(tmp_path: Path, backend: str, wraps: bool, workers: int) -> None:
     known = WAYS if backend == "on" else WAYS[: WAYS.index(None)]
     dataset = Reading(tmp_path, [way for way in known if way])
@@ -394,6 +400,7 @@ class FromBytes(Dataset[Any]):
 
 @pytest.mark.parametrize(("backend", "wraps"), [("off", True), ("on", False), ("on", True)])
 @pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.sampled(4)
 def test_an_error_of_a_file_that_was_read_as_bytes_names_its_sample(backend: str, wraps: bool, workers: int) -> None:
     with BACKENDS[backend](), contextlib.ExitStack() as stack:
         loader: Any = DataLoader(FromBytes(), batch_size=1, num_workers=workers)

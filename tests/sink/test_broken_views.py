@@ -137,6 +137,7 @@ def on_host(batch: Any, device: str) -> Any:
 @pytest.mark.parametrize("policy", ["skip", "replace"])
 @pytest.mark.parametrize(("kind", "at"), [("no image", 2), ("truncated", 7), ("in its scan", 2)])
 @pytest.mark.parametrize("sinks", [False, True], ids=["plain", "sink"])
+@pytest.mark.sampled(16)
 def test_all_views_lose_the_same_sample(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -165,6 +166,7 @@ def test_all_views_lose_the_same_sample(
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kind", ["truncated", "in its scan"])
 @pytest.mark.parametrize("sinks", [False, True], ids=["plain", "sink"])
+@pytest.mark.sampled(8)
 def test_raising_names_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, sinks: bool, kind: str, workers: int
 ) -> None:

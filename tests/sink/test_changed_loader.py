@@ -95,6 +95,7 @@ def check(script: str, kind: Any, num_workers: int) -> None:
 
 @pytest.mark.parametrize(("kind", "num_workers"), [(DataLoader, 0), (DataLoader, 1), (StatefulDataLoader, 1)])
 @pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.sampled(8)
 def test_the_next_pass_goes_by_what_was_set(script: str, kind: Any, num_workers: int) -> None:
     check(script, kind, num_workers)
 
@@ -207,6 +208,7 @@ def warned_of(run: Callable[[], object]) -> list[str]:
 @pytest.mark.parametrize("backend", [False, True])
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+@pytest.mark.sampled(4)
 def test_a_length_that_is_wrong_is_warned_of_as_without(kind: Any, num_workers: int, backend: bool) -> None:
     def once(used: Any) -> list[list[str]]:
         passes = [warned_of(lambda: list(used)), warned_of(lambda: [len(used), list(used)])]

@@ -370,6 +370,7 @@ def test_terminal_interrupt_kills_workers_and_leaves_in_time() -> None:
     assert (code, errors) == (3, "")
 
 
+@pytest.mark.slow
 def test_terminal_interrupt_without_close_ends_the_process() -> None:
     code, errors, seconds = run_script(
         "for batch in batches: print('in the loop', flush=True)", True, group_signal=signal.SIGINT

@@ -55,6 +55,7 @@ def rows(layout: torch.layout) -> torch.Tensor:
         lambda: {1, 2},
     ],
 )
+@pytest.mark.sampled(16)
 def test_leaves_of_every_kind(make: Callable[[], Any]) -> None:
     batch = make()
     first = [torch.ones(2), {"leaf": torch.zeros(3)}]  # the plan has a dense buffer in that place

@@ -99,6 +99,7 @@ def make(kind: type, dataset: object, **options: object) -> SinkLoader:
 
 @pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sampled(4)
 def test_passes_and_a_restart(kind: type, persistent: bool) -> None:
     expected = [list(range(i, i + 4)) for i in range(0, 40, 4)]
     with make(kind, range(40), collate_fn=unchanged, persistent_workers=persistent) as loader:
@@ -152,6 +153,7 @@ def test_a_generator_draws_in_the_plain_loops_order(seeded: bool) -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("position", [3, 13])
+@pytest.mark.sampled(2)
 def test_resume_gives_the_samples_that_would_have_come(position: int, num_workers: int) -> None:
     def fresh() -> SinkLoader:
         generator = torch.Generator().manual_seed(3)

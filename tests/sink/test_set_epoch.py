@@ -96,6 +96,7 @@ def orders(loader: Any, used: Any, first: int) -> list[Any]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.sampled(4)
 def test_what_the_program_sets_holds(kind: str, num_workers: int) -> None:
     made = []
     for wraps in (False, True):
@@ -133,6 +134,7 @@ MID_PASS = [
 
 
 @pytest.mark.parametrize(("kind", "made_by", "num_workers"), MID_PASS)
+@pytest.mark.sampled(4)
 def test_the_middle_of_a_pass_is_entered_as_it_was_begun(kind: str, made_by: Any, num_workers: int) -> None:
     """Whatever epoch the program has set since then, or sets in the process that resumes: it is for the next pass."""
     with SinkLoader(KINDS[kind](made_by, num_workers=num_workers)) as loader:
@@ -218,6 +220,7 @@ class Misleading:
         pytest.param({"step": 1}, [1, 2, 3], id="an epoch"),
     ],
 )
+@pytest.mark.sampled(2)
 def test_a_number_that_is_not_what_was_told_is_no_epoch(options: dict[str, int], told: list[int]) -> None:
     loader = Holder(sampler=Misleading(**options))
     for _ in range(3):

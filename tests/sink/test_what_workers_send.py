@@ -146,6 +146,7 @@ def assert_same(made: Any, stock: Any) -> None:
         (StatefulDataLoader, True, True),
     ],
 )
+@pytest.mark.sampled(2)
 def test_it_arrives_or_is_an_error(kind: Any, backend: bool, wraps: bool) -> None:
     expected = list(loader_of(SENT))
     shared = set(os.listdir("/dev/shm"))

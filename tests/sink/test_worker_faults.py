@@ -91,6 +91,7 @@ LATER_BATCHES = [list(range(i, i + 4)) for i in range(12, 40, 4)]
         (raise_stop, "raised StopIteration, which a DataLoader takes for the end.*from the dataset"),
     ],
 )
+@pytest.mark.sampled(2)
 def test_exceptions_that_are_hard_to_pass_on(fault: Callable[[], None], message: str, num_workers: int) -> None:
     with SinkLoader(DataLoader(Faulty(fault), batch_size=4, num_workers=num_workers)) as loader:
         batches, error = read_until_error(loader)

@@ -345,6 +345,7 @@ def played(page: Path, *flags: str) -> dict[str, Any]:
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 @pytest.mark.parametrize("width", [500, 1280])  # a window of Chromium is never narrower
+@pytest.mark.sampled(1)
 def test_the_page_in_a_browser(width: int, tmp_path: Path) -> None:
     with torch_sink.timeline(tmp_path / "run.html"):
         loop().run(DataLoader(SlowSamples(0.002), 4))

@@ -222,6 +222,7 @@ def assert_same(made: Any, expected: Any) -> None:
     "ignore:.*This overload of add_:UserWarning",
 )
 @pytest.mark.parametrize("use", USES)
+@pytest.mark.sampled(100)
 def test_what_reads_memory_finds_the_values(kind: str, use: str, unmoved: Callable[[str], Any]) -> None:
     with torch_sink.image_backend("PIL"):
         expected = USES[use](KINDS[kind]())

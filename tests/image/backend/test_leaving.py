@@ -152,6 +152,7 @@ def batches_of(dataset: Any, wrap: Callable[[Any], Any] = iter, kind: type = Dat
     [("tensor", name) for name in COLLATES]
     + [(name, collate) for name in ("tv_tensor", "image", "file") for collate in ("zip", "slots")],
 )
+@pytest.mark.sampled(6)
 def test_any_collate_gives_ordinary_tensors_and_images(transform: str, collate: str) -> None:
     options = {"batch_size": 2, "collate_fn": COLLATES[collate]}
     expected = batches_of(Photos(transform), **options)

@@ -65,6 +65,7 @@ def test_resized_crop_v1() -> None:
 
 
 @pytest.mark.parametrize("padding", [None, 4, (0, 1, 2, 3)])
+@pytest.mark.sampled(2)
 def test_crop_v2(padding: Any) -> None:
     images = [[torch.empty(3, height, width)] for height, width in ((9, 9), (8, 30), (40, 9), (8, 8), (33, 47))]
     transforms = [v2.RandomCrop(8, padding=padding)]
@@ -90,6 +91,7 @@ def test_crop_v2(padding: Any) -> None:
         v1.RandomCrop(12, pad_if_needed=True),
     ],
 )
+@pytest.mark.sampled(5)
 def test_forwards_of_many_seeds(transform: Any, seeds: range) -> None:
     """What they record, against what torchvision's method records."""
     kind = type(transform)

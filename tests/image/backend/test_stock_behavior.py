@@ -272,6 +272,7 @@ def _check(actual: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("name", [*PILLOW_USES, *(f"tensor: {name}" for name in TENSOR_USES)])
+@pytest.mark.sampled(48)
 def test_a_handle_behaves_as_what_it_stands_for(openers: dict[str, Callable[[], Image.Image]], name: str) -> None:
     use = TENSOR_USES[name.removeprefix("tensor: ")] if name.startswith("tensor: ") else PILLOW_USES[name]
     for kind, opener in openers.items():
@@ -311,6 +312,7 @@ DETECTION: dict[str, Callable[[], list[Any]]] = {
 
 @pytest.mark.parametrize("first", [[], [v2.PILToTensor()], [v2.ToImage()]], ids=["Pillow", "tensor", "tv image"])
 @pytest.mark.parametrize("name", list(DETECTION))
+@pytest.mark.sampled(6)
 def test_detection_pipelines(openers: dict[str, Callable[[], Image.Image]], name: str, first: list[Any]) -> None:
     by_type = {tv_tensors.Image: torch.float32, tv_tensors.Mask: torch.int64, "others": None}
     for dtype in (torch.float32, by_type):

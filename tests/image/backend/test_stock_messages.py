@@ -92,6 +92,7 @@ def error_of(steps: list[Step], value: Any) -> str:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.sampled(30)
 def test_message_is_that_of_stock_code(mistake: str, photo: Path) -> None:
     stock = error_of(MISTAKES[mistake], default_loader(str(photo)))
     with torch_sink.image_backend("device"):

@@ -52,9 +52,8 @@ def assert_same_batches(actual: list[list[torch.Tensor]], expected: list[list[to
         assert torch.equal(targets, stock_targets)
 
 
-# A worker that is not forked imports torch anew, which takes seconds: the fast suite has one. Forks of a server are in
-# `test_backend.py`.
-FAST = [(None, 0, False), ("fork", 1, True), ("fork", 4, True), ("fork", 4, False), ("spawn", 1, True)]
+# A worker that is spawned imports torch anew, which takes seconds; one of a server gets the same, and is a fork.
+FAST = [(None, 0, False), ("fork", 1, True), ("fork", 2, False), ("forkserver", 1, True)]
 ALL = [
     (method, count, keep) for method in ("fork", "forkserver", "spawn") for count in (1, 4) for keep in (True, False)
 ]
@@ -110,6 +109,7 @@ def test_batches_in_slabs_equal_stock(photos: Path) -> None:
 
 
 @pytest.mark.parametrize("transform", [jitter_transform, sharpened_transform])
+@pytest.mark.sampled(1)
 def test_batches_equal_stock_without_persistent_workers(photos: Path, transform: Any) -> None:
     dataset = some_images(photos, transform())
     expected = epochs_of(dataset, num_workers=2, multiprocessing_context="fork")

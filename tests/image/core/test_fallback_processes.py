@@ -99,6 +99,7 @@ KINDS = [map_in_pool, unordered_in_pool, one_child_a_task, executor, joblib_proc
 
 
 @pytest.mark.parametrize("run", KINDS)
+@pytest.mark.sampled(4)
 def test_a_child_changes_nothing_and_counts_for_itself(run: Callable[[range], list[int]]) -> None:
     expected = sorted(map(expected_of, range(TASKS)))
     with torch_sink.image_backend("device", device="cpu"):
@@ -192,6 +193,7 @@ def test_what_a_worker_counts_comes_with_its_batches(start: str) -> None:
     ids=["samples", "persistent", "collated", "stream", "streamed samples"],
 )
 @pytest.mark.parametrize("kind", [list, SinkLoader])
+@pytest.mark.sampled(6)
 def test_every_sample_of_every_epoch_counts_once(settings: dict[str, Any], kind: Any) -> None:
     with torch_sink.image_backend("device", device="cpu"):
         loader = DataLoader(**settings, num_workers=2, multiprocessing_context="fork")

@@ -55,6 +55,7 @@ pytestmark = [pytest.mark.halved, QUIET]
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("batch_size", [1, 5])
+@pytest.mark.sampled(2)
 def test_skipping_leaves_the_batches_of_stock_code_without_the_broken_samples(
     paths: list[Path], workers: int, batch_size: int
 ) -> None:
@@ -71,6 +72,7 @@ def test_skipping_leaves_the_batches_of_stock_code_without_the_broken_samples(
 
 @pytest.mark.parametrize("opener", OPENERS)
 @pytest.mark.parametrize("transform", [V1, V2, pixels], ids=["v1", "v2", "numpy"])
+@pytest.mark.sampled(4)
 def test_whoever_opens_the_file(paths: list[Path], opener: str, transform: Callable[[Any], Any]) -> None:
     dataset = Files(paths, OPENERS[opener], transform)
     expected = without_broken(stock_samples(dataset, 1, batch_size=6))
@@ -117,6 +119,7 @@ def test_a_batch_of_broken_files_alone_is_replaced_by_the_next_good_sample_of_th
 
 @pytest.mark.parametrize("policy", ["skip", "replace"])
 @pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.sampled(2)
 def test_samples_without_a_batch(paths: list[Path], policy: str, workers: int) -> None:
     dataset = Files(paths, opened, V2)
     stock = [sample for (sample,) in stock_samples(dataset, 1, batch_size=1, num_workers=workers)]
@@ -349,6 +352,7 @@ def zipped(samples: list[Any]) -> tuple[Any, ...]:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("policy", ["skip", "replace"])
 @pytest.mark.parametrize("transform", [V1, V2, transforms.PILToTensor()], ids=["v1", "v2", "ragged"])
+@pytest.mark.sampled(6)
 def test_images_that_no_collate_function_stacks(paths: list[Path], transform: Any, policy: str, workers: int) -> None:
     """Without a device a worker makes their pixels, after the samples were collated; in this process, who reads them."""
     dataset = Files(paths, loaded, transform)

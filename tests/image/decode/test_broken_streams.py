@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.halved, QUIET]
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("opener", OPENERS)
 @pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.sampled(6)
 def test_the_error_says_where_to_catch_it(paths: list[Path], policy: str, opener: str, workers: int) -> None:
     stream = Stream(paths, OPENERS[opener], V1)
     with backend(policy):
@@ -40,6 +41,7 @@ def test_the_error_says_where_to_catch_it(paths: list[Path], policy: str, opener
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("transform", [V1, V2])
 @pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.sampled(6)
 def test_a_generator_that_catches_it_goes_on(paths: list[Path], policy: str, transform: Any, workers: int) -> None:
     options: dict[str, Any] = {"batch_size": 4, "num_workers": workers}
     torch.manual_seed(5)

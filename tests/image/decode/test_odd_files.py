@@ -104,6 +104,7 @@ def _damaged_files() -> dict[str, bytes]:
 
 @pytest.mark.parametrize("name", list(_damaged_files()))
 @pytest.mark.parametrize("way", list(WAYS))
+@pytest.mark.sampled(40)
 def test_damaged_files(tmp_path: Path, name: str, way: str) -> None:
     path = tmp_path / "file.jpg"
     path.write_bytes(_damaged_files()[name])
@@ -149,6 +150,7 @@ def _refused_by_libjpeg() -> dict[str, bytes]:
 
 @pytest.mark.parametrize("name", list(_refused_by_libjpeg()))
 @pytest.mark.parametrize("way", ["loader", "convert", "to gray", "resize"])
+@pytest.mark.sampled(32)
 def test_markers_that_libjpeg_stops_at(tmp_path: Path, name: str, way: str) -> None:
     """The error comes from the call that raises it in stock code."""
     path = tmp_path / "file.jpg"

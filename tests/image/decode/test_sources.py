@@ -222,6 +222,7 @@ def _damaged(data: bytes, draws: random.Random) -> bytes:
     ],
     ids=["file", "converted", "resized", "flipped"],
 )
+@pytest.mark.sampled(2)
 def test_load_raises_for_a_damaged_file_as_in_stock_code(steps: Any) -> None:
     """A dataset that guards its files by `load()` meets their errors there, and never when its batch is made."""
     draws, files = random.Random(4), [FILES[name]() for name in FILES if name.startswith("JPEG")]

@@ -78,6 +78,7 @@ def check_same(stock: Any, made: Any) -> bool:
 
 @pytest.mark.parametrize("is_turned", [False, True])
 @pytest.mark.parametrize("name", FILES)
+@pytest.mark.sampled(30)
 def test_every_kind_of_file(name: str, is_turned: bool) -> None:
     data = as_tensor(FILES[name]())
     for mode in MODES:
@@ -266,6 +267,7 @@ def check_pipeline(folder: Path, name: str, workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.sampled(6)
 def test_pipelines(folder: Path, name: str, workers: int) -> None:
     check_pipeline(folder, name, workers)
 

@@ -186,6 +186,7 @@ def test_arguments_are_pillows(call: Callable[[], Any], device: str) -> None:
     "args", [("raw", "L", 0, 1), ("raw", "RGB", 0, 1), ("raw", "RGB", 0, -1), ("raw", "L;I", 0, 1)]
 )
 @DEVICES
+@pytest.mark.sampled(160)
 def test_buffers_of_any_kind_are_pillows(mode: str, data: Any, size: Any, args: Any, device: str) -> None:
     def made() -> Any:
         try:

@@ -43,6 +43,7 @@ WRITES: dict[str, Callable[[Any, Any], Any]] = {
 @pytest.mark.parametrize("name", BATCHES)
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.sampled(32)
 def test_batch_of_one(kind: str, name: str, write: str, waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Made at once, as without a device; or waiting for one, and then read on the CPU."""
 

@@ -49,6 +49,7 @@ FUNCTIONALS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 @pytest.mark.parametrize("name", FUNCTIONALS)
 @pytest.mark.parametrize("converted", [True, False])
+@pytest.mark.sampled(50)
 def test_what_a_user_writes_to_info_stays(tmp_path: Path, mode: str, name: str, converted: bool) -> None:
     path = tmp_path / "photo.jpg"
     path.write_bytes(encoded(53, 37, 4, mode, quality=92))

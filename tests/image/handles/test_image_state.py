@@ -164,6 +164,7 @@ def outcomes(image: str, change: str) -> list[Any]:
 @pytest.mark.filterwarnings("ignore:Palette images with Transparency")
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("image", IMAGES)
+@pytest.mark.sampled(120)
 def test_what_follows_a_change_is_stock_codes(image: str, change: str) -> None:
     expected = outcomes(image, change)
     with torch_sink.image_backend("device", device="cpu"):

@@ -160,6 +160,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("mode", [pytest.param(m, marks=pytest.mark.slow) if m == "spawned" else m for m in MODES])
+@pytest.mark.sampled(8)
 def test_a_list_is_decoded_once(paths: list[Path], log: Path, mode: str, form: str) -> None:
     # Draws depend on the number of workers, not on how they are started.
     options = MODES[mode]
@@ -182,6 +183,7 @@ def test_a_list_is_decoded_once(paths: list[Path], log: Path, mode: str, form: s
 
 @pytest.mark.parametrize(("mode", "most"), [("no workers", 2), ("persistent forks", 4), ("forks", EPOCHS)])
 @pytest.mark.parametrize("form", ["images", "resized", "files", "tensors"])
+@pytest.mark.sampled(6)
 def test_a_list_that_fills_up(paths: list[Path], log: Path, mode: str, most: int, form: str) -> None:
     """An image is decoded for its first sample, and when it is used again; a process that ends takes its own along."""
     expected = epochs_of(Kept(paths, form, at_once=False), **MODES[mode])

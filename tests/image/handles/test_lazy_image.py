@@ -140,6 +140,7 @@ ACCESS: dict[str, Callable[[Image.Image], Any]] = {
 
 
 @pytest.mark.parametrize("name", ACCESS)
+@pytest.mark.sampled(50)
 def test_access_gives_what_pillow_gives(path: Path, name: str) -> None:
     stock, lazy = stock_and_lazy(path, ACCESS[name])
     assert lazy == stock

@@ -178,6 +178,7 @@ def returned(tensor: torch.Tensor) -> Any:
 
 @pytest.mark.parametrize("kind", ["to_tensor", "pil_to_tensor", "to_image", "to_dtype"])
 @pytest.mark.parametrize("use", USES)
+@pytest.mark.sampled(120)
 def test_uses_give_what_stock_gives(kind: str, use: str) -> None:
     stock, lazy = stock_and_lazy(kind, USES[use])
     assert_same(lazy, stock)

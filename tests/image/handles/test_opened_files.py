@@ -141,6 +141,7 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 @pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(120, 480, 120))])
+@pytest.mark.sampled(2)
 def test_calls_in_any_order(path: Path, device: str, first: int) -> None:
     for seed in range(first, first + 120):
         stock = _log_of(path, seed)

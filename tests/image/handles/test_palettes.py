@@ -119,6 +119,7 @@ def outcome(call: Callable[[Any], Any], name: str) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("name", [*RECORDED, *IN_STOCK_CODE])
+@pytest.mark.sampled(100)
 def test_images_are_stock_codes(name: str, file: str) -> None:
     call = {**RECORDED, **IN_STOCK_CODE}[name]
     expected = outcome(call, file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -155,10 +156,12 @@ def test_a_compose_that_holds_the_image_records_a_change_in_place() -> None:
 
 def test_other_constants_have_stock_codes_bits() -> None:
     generator = torch.Generator().manual_seed(2)
-    for constant in (torch.rand(100, generator=generator) * 4 - 2).tolist():
-        for call in (lambda x: x - constant, lambda x: x + constant, lambda x: x / constant, lambda x: x * constant):  # noqa: B023
-            expected, _ = outcome(call, "v1")
-            with torch_sink.image_backend("device", device="cpu"):
-                actual, recorded = outcome(call, "v1")
+    constants = (torch.rand(100, generator=generator) * 4 - 2).tolist()
+    kinds = (operator.sub, operator.add, operator.truediv, operator.mul)
+    calls = [lambda x, kind=kind, constant=constant: kind(x, constant) for constant in constants for kind in kinds]
+    stock = [outcome(call, "v1")[0] for call in calls]
+    with torch_sink.image_backend("device", device="cpu"):
+        for call, expected in zip(calls, stock, strict=True):
+            actual, recorded = outcome(call, "v1")
             assert recorded
             assert_same_bits(actual, expected)

@@ -33,6 +33,7 @@ def outcome(functional: Any, name: str, convert: str, factor: float) -> Any:
 @pytest.mark.parametrize("convert", ["pil_to_tensor", "to_tensor"])
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("functional", [v1, v2], ids=["v1", "v2"])
+@pytest.mark.sampled(100)
 def test_are_stock_codes(functional: Any, name: str, convert: str, factor: float) -> None:
     stock = outcome(functional, name, convert, factor)
     with torch_sink.image_backend("device", device="cpu"):

@@ -54,6 +54,7 @@ def test_examples_stand_in_the_order_of_operations() -> None:
 
 
 @pytest.mark.parametrize("operation", operations(), ids=lambda operation: operation.name)
+@pytest.mark.sampled(24)
 def test_contiguous_returns_a_tensor_itself_where_stock_code_does(operation: Operation) -> None:
     """A call after which nobody knows gives a second tensor of the same memory."""
     for reference in REFERENCES[1:]:

@@ -34,6 +34,7 @@ def measured(reference: str) -> Parity:
 
 
 @pytest.mark.parametrize("reference", REFERENCES)
+@pytest.mark.sampled(4)
 def test_stock_code_gives_equal_bits(reference: str) -> None:
     rows = measured(reference).rows
     assert len(rows) >= 30
@@ -114,6 +115,7 @@ def test_the_page_measures_what_changed(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 @pytest.mark.parametrize("reference", REFERENCES)
+@pytest.mark.sampled(2)
 def test_boxes_beyond_the_image(reference: str) -> None:
     """What stock code makes of boxes that do not touch the image is not always of the box's size."""
     functional = F2 if reference.startswith("v2") else F1

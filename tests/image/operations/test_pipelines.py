@@ -16,6 +16,7 @@ pytestmark = pytest.mark.halved
 
 
 @pytest.mark.parametrize("name", [*CORE, *COLOR])
+@pytest.mark.sampled(32)
 def test_rgb(name: str) -> None:
     pipeline = {**CORE, **COLOR}[name]()
     check_pipeline(pipeline, rgb_images(), seed=1)

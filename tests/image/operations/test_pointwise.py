@@ -147,6 +147,7 @@ def check(kind: str, call: Callable[[Any], Any], is_recorded: bool) -> None:
 
 
 @pytest.mark.parametrize(("kind", "call", "is_recorded"), CASES)
+@pytest.mark.sampled(120)
 def test_calls(kind: str, call: Callable[[Any], Any], is_recorded: bool) -> None:
     check(kind, call, is_recorded)
 

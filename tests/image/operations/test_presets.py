@@ -37,6 +37,7 @@ VIDEO = presets(_presets.VideoClassification)
 
 
 @pytest.mark.parametrize("name", CLASSIFICATION)
+@pytest.mark.sampled(14)
 def test_classification(name: str) -> None:
     check_pipeline(CLASSIFICATION[name](), PHOTOGRAPHS)
 

@@ -157,6 +157,7 @@ def check(pipeline: Callable[[], Any], arrange: Callable[[Image.Image], Any]) ->
 
 
 @pytest.mark.parametrize("name", DETECTION)
+@pytest.mark.sampled(4)
 def test_detection(name: str) -> None:
     check(DETECTION[name], as_detection)
 

@@ -158,6 +158,7 @@ def results(kind: str, call: Callable[[Any], Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("kind", "calls", "name"), CASES)
+@pytest.mark.sampled(160)
 def test_methods(kind: str, calls: dict[str, Any], name: str) -> None:
     call = calls[name][1]
     expected = results(kind, call)

@@ -24,7 +24,7 @@ from torch_sink.triton_kernels.launching import Launcher
 
 __all__ = ["fake_cuda"]
 
-pytestmark = [QUIET, pytest.mark.parametrize("count", [300, pytest.param(2000, marks=pytest.mark.slow)])]
+pytestmark = [QUIET, pytest.mark.parametrize("count", [150, pytest.param(2000, marks=pytest.mark.slow)])]
 FILES = 4
 
 

@@ -135,6 +135,7 @@ def check_transform(folder: Path, name: str, workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.sampled(10)
 def test_transforms(folder: Path, name: str, workers: int) -> None:
     check_transform(folder, name, workers)
 

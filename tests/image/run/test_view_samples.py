@@ -36,6 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("workers", WORKERS, ids=["here", "worker"])
 @pytest.mark.parametrize("name", FORMS)
+@pytest.mark.sampled(8)
 def test_each_file_travels_once_and_values_are_those_of_stock(folder: Path, name: str, workers: dict[str, Any]) -> None:
     form = FORMS[name]
     expected = form.load(folder, **workers)

@@ -79,6 +79,7 @@ def loaded(dataset: Any, **options: Any) -> Any:
 
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 1, "multiprocessing_context": "fork"}], ids=["here", "worker"])
 @pytest.mark.parametrize("container", [list, tuple, named])
+@pytest.mark.sampled(3)
 def test_a_file_is_in_the_block_once(folder: Path, container: Any, workers: dict[str, Any]) -> None:
     one = loaded(ImageFolder(str(folder), DINO[0]), **workers)
     batch = loaded(ImageFolder(str(folder), functools.partial(views_of, container=container)), **workers)
@@ -334,6 +335,7 @@ def test_views_on_two_devices_and_the_cpu(folder: Path, two_devices: None, launc
 
 @TWO_DEVICES
 @pytest.mark.parametrize("first", range(0, 40, 10))
+@pytest.mark.sampled(2)
 def test_views_moved_in_any_way(folder: Path, two_devices: None, launched: Counter[str], first: int) -> None:
     """On each device the files are decoded while no view that waits has their pixels, which the last of these frees."""
     for seed in range(first, first + 10):

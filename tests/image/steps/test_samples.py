@@ -116,6 +116,7 @@ MOVES: dict[str, Callable[[], list[Any]]] = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("moves", MOVES)
 @pytest.mark.parametrize("sample", SAMPLES)
+@pytest.mark.sampled(28)
 def test_all_of_a_sample_moves(moves: str, sample: str) -> None:
     recorded = assert_stocks(v2.Compose(MOVES[moves]()), SAMPLES[sample], range(6))
     assert recorded == 6 or moves in ("detection", "pure", "others between", "colors")
@@ -184,6 +185,7 @@ def _everything(image: Image.Image) -> tuple[Any, ...]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [*OF_IMAGES, *OF_TENSORS])
+@pytest.mark.sampled(28)
 def test_every_transform_moves_all_of_a_sample(name: str) -> None:
     first = [v2.ToImage()] if name in OF_TENSORS else []
     for transform in {**OF_IMAGES, **OF_TENSORS}[name]():
@@ -194,6 +196,7 @@ _KINDS_OF_BOXES = ["XYXY", "XYWH", "CXCYWH", "XYWHR", "integers", "none", "turne
 
 
 @pytest.mark.parametrize("kind", _KINDS_OF_BOXES)
+@pytest.mark.sampled(2)
 def test_crops_near_boxes_are_stocks(kind: str) -> None:
     """Sampled with plain numbers: the crops, the boxes inside of them, and the draws."""
 

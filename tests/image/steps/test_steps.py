@@ -56,6 +56,7 @@ def assert_recorded_alike(actual: tuple[Any, Any], expected: tuple[Any, Any]) ->
 
 @pytest.mark.parametrize("first", range(0, 160, 40))
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.sampled(2)
 def test_steps_record_what_torchvisions_methods_do(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = 0
     for seed in range(first, first + 40):
@@ -130,6 +131,7 @@ def test_what_was_recorded_before_is_not_forgotten(module: Any) -> None:
 @pytest.mark.parametrize("module", [v1, v2])
 @pytest.mark.parametrize("value", [0, 0.5, (1, 2, 3), "random"])
 @pytest.mark.parametrize("scale", [(0.02, 0.33), (0.9, 1.0), (0.0, 0.0)])
+@pytest.mark.sampled(10)
 def test_erased_boxes(module: Any, value: Any, scale: Any) -> None:
     first = [v1.PILToTensor()] if module is v1 else [v2.ToImage()]
     erasings = [module.RandomErasing(0.7, scale, value=value, inplace=in_place) for in_place in (False, True)]

@@ -108,6 +108,7 @@ class Images(Dataset[Any]):
         [v1.ElasticTransform(9.0, interpolation=v1.InterpolationMode.BICUBIC), v1.ToTensor()],
     ],
 )
+@pytest.mark.sampled(4)
 def test_batches_of_workers_and_their_report(workers: int, transforms: list[Any]) -> None:
     options: dict[str, Any] = {"batch_size": 30, "num_workers": workers}
     options["multiprocessing_context"] = "fork" if workers else None
@@ -228,6 +229,7 @@ class Detection(Dataset[Any]):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("is_pair", [False, True])
 @pytest.mark.parametrize("is_float", [False, True])
+@pytest.mark.sampled(4)
 def test_samples_with_boxes_and_masks(workers: int, is_pair: bool, is_float: bool) -> None:
     to_float = (
         [v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5], [0.2])] if is_float else [v2.ToDtype(torch.float64)]

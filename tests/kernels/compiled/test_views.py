@@ -72,6 +72,7 @@ def expected() -> Any:
 
 
 @pytest.mark.parametrize("fake_cuda", [{"seed": seed} for seed in range(3)], indirect=True)
+@pytest.mark.sampled(1)
 def test_a_stream_waits_for_what_another_has_decoded(expected: Any, device: Executor) -> None:
     views, streams = loaded(), [torch.cuda.Stream() for _ in VIEWS]
     made = []
@@ -89,6 +90,7 @@ def test_a_stream_waits_for_what_another_has_decoded(expected: Any, device: Exec
 
 
 @pytest.mark.parametrize("fake_cuda", [{"seed": seed} for seed in range(3)], indirect=True)
+@pytest.mark.sampled(1)
 def test_a_stream_waits_for_the_batch_that_its_own_was_mixed_of(fake_cuda: FakeCuda, device: Executor) -> None:
     """A program of one batch has two that are made of it."""
 
@@ -151,14 +153,14 @@ def test_slots_count_all_views(expected: Any, device: Executor) -> None:
 
 def test_memory_of_a_loop_is_flat(device: Executor) -> None:
     seen = []
-    for number in range(6):
+    for number in range(4):
         views = loaded()
         made = [view.to("cuda") for view in views[number % 2 :]]
         del views
         torch.cuda.synchronize()
         seen.append(torch.cuda.memory_allocated())
         del made
-    assert seen[4:] == seen[2:4] == seen[:2]
+    assert seen[2:] == seen[:2]
 
 
 @pytest.mark.parametrize("fake_cuda", [{"devices": 2}], indirect=True)

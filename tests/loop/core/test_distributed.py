@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 
 from torch_sink.cli.photos import write_photos
 
@@ -26,17 +29,39 @@ def torchrun(*arguments: str, restarts: int = 0) -> subprocess.CompletedProcess[
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
 
 
+def life(directory: Path, number: int) -> list[subprocess.CompletedProcess[str]]:
+    """What torchrun starts for one life of a job, in processes that have loaded torch already."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    shared |= {"TORCHELASTIC_RESTART_COUNT": str(number), "OMP_NUM_THREADS": "1"}
+
+    def run(rank: int) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        return warm.run(SCRIPT, directory, timeout=300, env=environment)
+
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(run, range(2)))
+
+
+Job = tuple[list[list[subprocess.CompletedProcess[str]]], Path]
+
+
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
-    """One job with two lives, since each process of a life loads torch anew; and the folder that it wrote to."""
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """The processes of a job's two lives, and the folder that it wrote to."""
     directory = tmp_path_factory.mktemp("cases")
-    return torchrun(str(SCRIPT), str(directory), restarts=2), directory
+    return [life(directory, number) for number in range(2)], directory
 
 
 @pytest.fixture(scope="module")
-def results(job: tuple[subprocess.CompletedProcess[str], Path]) -> dict[str, Any]:
-    finished, directory = job
-    assert (directory / "rank-0.json").is_file(), finished.stderr[:6000]
+def results(job: Job) -> dict[str, Any]:
+    (ranks, _), directory = job
+    assert (directory / "rank-0.json").is_file(), [rank.stderr[:6000] for rank in ranks]
+    return results_in(directory)
+
+
+def results_in(directory: Path) -> dict[str, Any]:
     first, second = (json.loads((directory / f"rank-{rank}.json").read_text()) for rank in (0, 1))
     assert {name: case for name, case in first.items() if name != "signal"} == {
         name: case for name, case in second.items() if name != "signal"
@@ -116,12 +141,24 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_sink(results: dict[str, A
     ]
 
 
-def test_a_rank_that_dies_ends_the_life_of_a_job_and_the_next_resumes(
-    job: tuple[subprocess.CompletedProcess[str], Path],
-) -> None:
-    finished, directory = job
+def test_a_rank_that_dies_ends_the_life_of_a_job_and_the_next_resumes(job: Job) -> None:
+    (first_life, second_life), directory = job
+    assert [rank.returncode for rank in first_life] == [1, 1]
+    assert "rank 1 was told to die" in first_life[1].stderr
+    assert [rank.returncode for rank in second_life] == [0, 0], [rank.stderr[:6000] for rank in second_life]
+    assert_resumed(directory)
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_the_job(tmp_path: Path, results: dict[str, Any]) -> None:
+    finished = torchrun(str(SCRIPT), str(tmp_path), restarts=2)
     assert finished.returncode == 0, finished.stderr[:6000]
     assert "rank 1 was told to die" in finished.stderr
+    assert_resumed(tmp_path)
+    assert results_in(tmp_path) == results
+
+
+def assert_resumed(directory: Path) -> None:
     first, second = (json.loads((directory / "crash" / f"crash-{rank}.json").read_text()) for rank in (0, 1))
     assert first["resumed"] == 4
     assert first["steps"] == 8

@@ -98,6 +98,7 @@ def test_metrics_that_keep_outputs_and_labels_get_their_own(fake_cuda: FakeCuda)
 
 @pytest.mark.parametrize("kind", ["list", "sink"])
 @pytest.mark.parametrize("steps_per_sync", [2, 5, -1])
+@pytest.mark.sampled(2)
 def test_training_and_evaluating_from_graphs(fake_cuda: FakeCuda, kind: str, steps_per_sync: int) -> None:
     """Both kinds of graph, on one stream, against the same run on the CPU."""
     outcomes = []

@@ -195,6 +195,7 @@ def adamw(parameters: Any) -> Optimizer:
 @pytest.mark.parametrize(
     ("kind", "clip", "scaled"), [(sgd, 0.3, False), (adamw, 0.3, True)], ids=["SGD", "AdamW, scaled"]
 )
+@pytest.mark.sampled(10)
 def test_a_changed_model_trains_as_in_the_plain_loop(change: Any, kind: Any, clip: float, scaled: bool) -> None:
     expected, _, average, losses = plain(change, kind, clip=clip, scaled=scaled)
     loop, history = ours(change, kind, "cpu", clip=clip, scaled=scaled)
@@ -213,6 +214,7 @@ def test_a_changed_model_trains_as_in_the_plain_loop(change: Any, kind: Any, cli
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.sampled(10)
 def test_graphs_of_a_changed_model_are_captured_again(fake_cuda: FakeCuda, change: Any, scaled: bool) -> None:
     expected, _, average, losses = plain(change, sgd, clip=0.3, scaled=scaled)
     options = {"mode": "graph", "jit_config": UNCOMPILED}

@@ -86,6 +86,7 @@ def ours(change: Any, name: str, infinite: set[int], device: str, **options: Any
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("infinite", [set(), {0, 4, 5, 10}], ids=["finite", "overflow"])
+@pytest.mark.sampled(30)
 def test_state_that_goes_or_comes_between_sinks(change: Any, name: str, infinite: set[int]) -> None:
     model, optimizer, scale = plain(change, name, infinite)
     loop, history = ours(change, name, infinite, "cpu")
@@ -101,6 +102,7 @@ def test_state_that_goes_or_comes_between_sinks(change: Any, name: str, infinite
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", ["SGD", "AdamW", "RMSprop"])
+@pytest.mark.sampled(8)
 def test_state_that_goes_or_comes_between_replays(fake_cuda: FakeCuda, change: Any, name: str) -> None:
     infinite = {0, 4, 5, 10}
     model, _, scale = plain(change, name, infinite)

@@ -223,6 +223,7 @@ class Attending(nn.Module):
         (Attending, True),
     ],
 )
+@pytest.mark.sampled(2)
 def test_the_layout_is_the_compilers_unless_a_mask_depends_on_it(
     make: Callable[[], nn.Module], usual: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,6 +279,7 @@ def compiled_graphs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     [(0, (8,)), (1, (8,)), (3, (8, 4)), (2, (8, 8))],
     ids=["the forward pass", "the backward pass", "the backward pass of a second shape", "after BatchNorm was frozen"],
 )
+@pytest.mark.sampled(2)
 def test_a_failing_compilation_falls_back_and_nothing_is_lost(
     compiled_graphs: list[str], at: int, sizes: tuple[int, ...], caplog: pytest.LogCaptureFixture
 ) -> None:

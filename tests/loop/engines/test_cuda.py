@@ -56,6 +56,7 @@ def cosine(optimizer: torch.optim.Optimizer) -> Any:
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.sampled(4)
 def test_captured_equals_uncaptured_with_the_same_flags(name: str, accumulate: int) -> None:
     batches = make_batches(COUNT)
     captured = make_loop(name, mode="graph", scheduler=cosine, steps_per_sync=7, accumulate=accumulate, dropout=0.0)

@@ -60,6 +60,7 @@ def is_open(sink: SinkLoader) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["list", "loader", "workers"])
+@pytest.mark.sampled(2)
 def test_slots_and_graphs_are_made_once(fake_cuda: FakeCuda, made: list[SinkLoader], kind: str) -> None:
     train, valid = ([*make_batches(8)], [*make_batches(4)])
     if kind != "list":
@@ -87,6 +88,7 @@ def runs_of(loader: Any, steps: list[int]) -> Iterator[Any]:
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"num_workers": 2, "persistent_workers": True}])
 @pytest.mark.parametrize("seeded", [False, True])
+@pytest.mark.sampled(2)
 def test_each_run_sees_what_a_plain_loop_sees(made: list[SinkLoader], options: dict[str, Any], seeded: bool) -> None:
     """Runs of two epochs and less, stopped in the middle; persistent workers begin anew with each run."""
     steps, losses = [12, 3, 9, 12], []

@@ -119,6 +119,7 @@ OWN: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("name", OWN)
+@pytest.mark.sampled(5)
 def test_own_code_is_exempt(name: str, tmp_path: Path) -> None:
     with no_host_sync():
         OWN[name](tmp_path)

@@ -87,6 +87,7 @@ INFINITE = [set(), {0, 1}, {4, 5, 9}, {3, 13}, {0, 2, 4, 6, 8, 10, 12}]
 @pytest.mark.parametrize("infinite", INFINITE)
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 @pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.sampled(14)
 def test_as_the_plain_loop_that_looks(infinite: set[int], scheduler: str, accumulate: int) -> None:
     loop = make_loop("AdamW", scheduler, steps_per_sync=4, accumulate=accumulate)
     history = loop.run(batches_with_overflows(infinite, STEPS), epochs=2)
@@ -96,6 +97,7 @@ def test_as_the_plain_loop_that_looks(infinite: set[int], scheduler: str, accumu
 @pytest.mark.parametrize("infinite", INFINITE)
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.sampled(12)
 def test_replays_count_the_applied_updates(capture: Any, infinite: set[int], scheduler: str, stream: bool) -> None:
     """On the CPU, where a learning rate that is a tensor has the same bits."""
     loop = make_loop("AdamW", scheduler, steps_per_sync=4)
@@ -109,6 +111,7 @@ def test_replays_count_the_applied_updates(capture: Any, infinite: set[int], sch
 @pytest.mark.parametrize("mode", ["graph", "eager"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.sampled(4)
 def test_on_a_device_without_a_wait(fake_cuda: FakeCuda, mode: str, kind: str, accumulate: int) -> None:
     infinite, options = {0, 4, 5, 9}, {"mode": mode, "jit_config": UNCOMPILED, "steps_per_sync": 5}
     syncs = []

@@ -298,6 +298,7 @@ class WithHeads(nn.Module):
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+@pytest.mark.sampled(2)
 def test_what_the_user_compiled_meets_the_level_from_outside(level: str, whole: bool) -> None:
     """The graphs of the first steps serve all, although the parameters' copies are others at each."""
     torch._dynamo.reset()

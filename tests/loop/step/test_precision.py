@@ -218,6 +218,7 @@ ROOT_CASES = [
 
 
 @pytest.mark.parametrize(("name", "conversion", "dtype"), ROOT_CASES)
+@pytest.mark.sampled(60)
 def test_the_root_may_own_parameters(name: str, conversion: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     make, make_inputs = ROOTS[name]

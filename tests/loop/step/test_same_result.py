@@ -27,6 +27,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("clip", [None, 0.1])
 @pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.sampled(10)
 def test_eager_equals_plain_loop(name: str, clip: float | None, accumulate: int) -> None:
     batches = make_batches(10)
     results = []

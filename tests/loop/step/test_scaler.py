@@ -151,6 +151,7 @@ def host_checked_loop(
 
 @pytest.mark.parametrize("name", DENSE_OPTIMIZERS)
 @pytest.mark.parametrize("infinite_steps", [{0, 1, 5}, {3, 4, 9}])
+@pytest.mark.sampled(14)
 def test_skipped_updates_bit_for_bit(name: str, infinite_steps: set[int]) -> None:
     batches = poisoned_batches(infinite_steps)
     results = []

@@ -108,6 +108,7 @@ def uninterrupted(folder: Path, options: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.sampled(1)
 def test_killed_and_resumed(tmp_path: Path, num_workers: int) -> None:
     """Killed after a state, then one step after one, in another pass."""
     options = {"num_workers": num_workers, "multiprocessing_context": "fork" if num_workers else None}

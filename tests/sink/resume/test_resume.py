@@ -111,11 +111,13 @@ PERSISTENT = [
 
 @pytest.mark.parametrize("position", [0, 1, 3, BATCHES_PER_PASS, 7, 2 * BATCHES_PER_PASS, 17])
 @pytest.mark.parametrize("persistent", PERSISTENT)
+@pytest.mark.sampled(8)
 def test_two_workers(position: int, persistent: bool) -> None:
     check_resume(position, 2, persistent_workers=persistent)
 
 
 @pytest.mark.parametrize(("position", "epoch_is_over"), [(3, False), (6, True), (9, False), (12, False), (12, True)])
+@pytest.mark.sampled(2)
 def test_persistent_workers_without_a_seeded_generator(position: int, epoch_is_over: bool) -> None:
     """Orders come from the global generator, whose state a script keeps itself; only a first pass seeds the workers."""
     batches: list[list[torch.Tensor]] = []
@@ -146,6 +148,7 @@ def test_persistent_workers_without_a_seeded_generator(position: int, epoch_is_o
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 @pytest.mark.parametrize("position", [1, 5, 8])
 @pytest.mark.parametrize("persistent", PERSISTENT)
+@pytest.mark.sampled(2)
 def test_three_workers(position: int, persistent: bool) -> None:
     check_resume(position, 3, persistent_workers=persistent)
 
@@ -161,6 +164,7 @@ def test_no_workers_and_no_seeded_generator(position: int) -> None:
 
 
 @pytest.mark.parametrize("position", [3, 4, 5, 10])
+@pytest.mark.sampled(2)
 def test_epochs_that_cross_passes(position: int) -> None:
     check_resume(position, 2, batches_per_epoch=4)
 
@@ -217,6 +221,7 @@ def passes_with_errors(loader: SinkLoader, passes: int) -> Iterator[Any]:
         ("a wrong exception", 2),
     ],
 )  # fmt: skip
+@pytest.mark.sampled(4)
 def test_behind_an_error_that_was_caught(fault: str, workers: int) -> None:
     """The draws of the batch that failed are among those that the worker goes on from."""
 
@@ -397,6 +402,7 @@ def test_iterable_dataset_is_loaded_again_and_dropped(num_workers: int) -> None:
     ("num_workers", "persistent", "position"),
     [*((0, False, i) for i in (0, 1, 4, 6, 7)), *((2, False, i) for i in (0, 1, 6, 7)), (2, True, 4), (2, True, 7)],
 )
+@pytest.mark.sampled(6)
 def test_stateful_data_loader_brings_its_own_state(num_workers: int, persistent: bool, position: int) -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="needs the extra 'stateful' (torchdata)")
 
@@ -471,6 +477,7 @@ def shuffled(kind: str, generator: torch.Generator | None) -> dict[str, Any]:
 @pytest.mark.parametrize("is_seeded", [True, False])
 @pytest.mark.parametrize("kind", ["the loader", "a sampler", "a batch sampler"])
 @pytest.mark.parametrize("position", [0, 1, 4, 6, 7, 9])
+@pytest.mark.sampled(12)
 def test_a_stateful_loader_whose_sampler_keeps_no_state(kind: str, position: int, is_seeded: bool) -> None:
     """torchdata skips the indices of such a sampler at the first batch; what it draws then is drawn in its place."""
     stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="needs the extra 'stateful' (torchdata)")

@@ -101,6 +101,7 @@ def collate(samples: list[int]) -> tuple[LazyNumbers, torch.Tensor]:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.sampled(2)
 def test_decode_errors_come_in_order_and_the_rest_follows(place: str, num_workers: int) -> None:
     source = DataLoader(Images(bad=9), batch_size=4, num_workers=num_workers, collate_fn=collate)
     with SinkLoader(source) as loader:
@@ -115,6 +116,7 @@ def test_decode_errors_come_in_order_and_the_rest_follows(place: str, num_worker
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("policy", ["skip", "replace"])
+@pytest.mark.sampled(4)
 def test_policies_with_workers(place: str, num_workers: int, policy: str) -> None:
     source = DataLoader(Images(bad=9), batch_size=4, num_workers=num_workers, collate_fn=collate)
     with SinkLoader(source, on_decode_error=policy) as loader:

@@ -74,7 +74,7 @@ class Simulation:
 FORMS = [ImageFormat(CPU), ImageFormat(CPU, torch.bfloat16, torch.channels_last)]
 
 
-@settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(rng=st.randoms(use_true_random=False), slots=st.integers(1, 4), form=st.sampled_from(FORMS))
 def test_no_interleaving_reads_a_wrong_batch(rng: random.Random, slots: int, form: ImageFormat) -> None:
     simulation = Simulation(rng, slots, form)
