@@ -74,12 +74,16 @@ class Simulation:
 FORMS = [ImageFormat(CPU), ImageFormat(CPU, torch.bfloat16, torch.channels_last)]
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(rng=st.randoms(use_true_random=False), slots=st.integers(1, 4), form=st.sampled_from(FORMS))
-def test_no_interleaving_reads_a_wrong_batch(rng: random.Random, slots: int, form: ImageFormat) -> None:
-    simulation = Simulation(rng, slots, form)
-    simulation.run()
-    assert simulation.is_right()
+@pytest.mark.parametrize("count", [40, pytest.param(400, marks=pytest.mark.slow)])
+def test_no_interleaving_reads_a_wrong_batch(count: int) -> None:
+    @settings(max_examples=count, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(rng=st.randoms(use_true_random=False), slots=st.integers(1, 4), form=st.sampled_from(FORMS))
+    def check(rng: random.Random, slots: int, form: ImageFormat) -> None:
+        simulation = Simulation(rng, slots, form)
+        simulation.run()
+        assert simulation.is_right()
+
+    check()
 
 
 class NoStagedWait(SlotProtocol):
