@@ -36,8 +36,7 @@ from torchvision.transforms import v2
 
 import torch_sink
 from torch_sink.image import stand_ins
-from torch_sink.image.decode.encoded import beginning
-from torch_sink.image.decode.source import PixelSource
+from torch_sink.image.decode.source import PixelSource, beginning
 from torch_sink.image.handles import names
 from torch_sink.image.handles.file import LazyJpegImageFile
 from torch_sink.image.handles.image import LazyImage

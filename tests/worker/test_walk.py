@@ -23,8 +23,8 @@ BATCH, BATCHES = 4, 3
 SEED = 0
 # Around the images and their program: fetcher, collate function, pool, record. A slab may be made.
 OF_WORKER, MOST_OF_WORKER = ("worker/", "common/", "damage/"), 40
-# Calls, files, and returns to a file: of an image that is not flipped, and of four, of which two are.
-MOST_OF_IMAGE, MOST = (33, 9, 10), (330, 24, 130)
+# Calls, files, and returns to a file: of an image that is not flipped, and of four, of which two are; a slab may be made.
+MOST_OF_IMAGE, MOST = (33, 9, 10), (345, 25, 134)
 STEPS = [transforms.RandomResizedCrop(32), transforms.RandomHorizontalFlip(0.0), transforms.ToTensor()]
 
 

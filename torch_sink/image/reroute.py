@@ -39,10 +39,10 @@ from torch_sink.image.core.settings import Settings
 from torch_sink.image.handles.array import from_array, from_buffer
 from torch_sink.image.handles.file import OPERATORS, Operator, jpeg_factory, pil_loader
 from torch_sink.image.handles.kept import keep_held_images
-from torch_sink.image.handles.tensor import LazyTensor, LazyTVImage
+from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
 from torch_sink.image.operations import RECORDERS
 from torch_sink.image.run.batch import LazyBatch
-from torch_sink.image.run.collate import finished
+from torch_sink.image.run.collate import finish_batch
 from torch_sink.image.run.stack import EACH_ALONE
 from torch_sink.image.stand_ins import around, before
 from torch_sink.worker import fetchers
@@ -155,7 +155,9 @@ def _shared() -> Iterator[Row]:
 
 
 def _loaders() -> Iterator[Row]:
-    yield collate.default_collate_fn_map, torch.Tensor, around(stand_ins.collate_tensors)
+    for kind in HANDLES:
+        yield collate.default_collate_fn_map, kind, lambda _: stand_ins.collate_as_stock
+    yield collate.default_collate_fn_map, torch.Tensor, before(stand_ins.collate_tensors)
     yield _DatasetKind, "create_fetcher", _create_fetcher
     yield dataloader._BaseDataLoaderIter, "__init__", _begin_iterator
     yield dataloader._BaseDataLoaderIter, "__next__", around(fetchers.next_with_hints)
@@ -220,7 +222,7 @@ def _begin_iterator(stock: Callable[..., None]) -> Callable[..., None]:
 
 def _create_fetcher(stock: Callable[..., Any]) -> Any:
     """For `_DatasetKind.create_fetcher`, which every iterator and every worker calls once per pass."""
-    create = fetchers.create_fetcher(stock, finish=finished).__func__
+    create = fetchers.create_fetcher(stock, finish=finish_batch).__func__
     return staticmethod(functools.wraps(stock)(lambda *args, **kwargs: look_at_first(create(*args, **kwargs))))
 
 
@@ -239,7 +241,7 @@ class RecordingWorker:
         install(given)
         uses.begins_passes = False
         ledger.open(given.report, given.strict)
-        collate.finish = functools.partial(finished, makes_pixels=given.executes_at_once)
+        collate.finish = functools.partial(finish_batch, makes_pixels=given.executes_at_once)
         collate.reporters.append(ledger.tell)
         collate.begin_writing().sends_by_value(*TV_TENSORS)
 

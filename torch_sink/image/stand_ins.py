@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from torch.utils.data._utils.collate import collate
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
@@ -27,7 +28,7 @@ from torch_sink.image.core.ops import Recorder, takes
 from torch_sink.image.core.recording import Recording
 from torch_sink.image.handles.array import ArrayImage
 from torch_sink.image.handles.image import LazyImage, lazy_image, record_on_array
-from torch_sink.image.handles.names import stock_type
+from torch_sink.image.handles.names import STOCK_TYPES, stock_type
 from torch_sink.image.handles.tensor import HANDLES, Handle, LazyTensor, LazyTVImage
 from torch_sink.image.operations import RECORDERS, TAKE_PALETTES
 from torch_sink.image.operations.functionals import through_tensor
@@ -169,8 +170,8 @@ def on_tensor(name: str, recorder: Recorder | None, makes_pure: bool = False) ->
                 each = type(image) is LazyBatch and recorder is not None and name in EACH_ALONE
                 made = image.record_each(recorder, *args, **kwargs) if each else NotImplemented
                 return stock(image, *args, **kwargs) if made is NotImplemented else made
-            fields = image.__dict__
-            is_recording = "lazy_real" not in fields and ("lazy_base" not in fields or image.is_recording)
+            # Mostly without a call.
+            is_recording = (image.lazy_real is None and image.lazy_base is None) or image.is_recording
             if is_recording and recorder is not None:
                 made = _record_on(image, recorder, args, kwargs, kind_of_result)
                 if made is not NotImplemented:
@@ -310,6 +311,15 @@ def mix(stock: Stock, transform: Any, inpt: Any, params: dict[str, Any]) -> Any:
     return stock(transform, inpt, params)
 
 
+def collate_as_stock(batch: Any, *, collate_fn_map: dict[Any, Stock]) -> Any:
+    """For handles in a map of collate functions: what the map has for the stock class, found as torch finds it."""
+    found = collate_fn_map.get(STOCK_TYPES[type(batch[0])])
+    if found is not None:
+        return found(batch, collate_fn_map=collate_fn_map)
+    others = {kind: function for kind, function in collate_fn_map.items() if kind not in HANDLES}
+    return collate(batch, collate_fn_map=others)
+
+
 def collate_tensors(stock: Stock, batch: Any, **kwargs: Any) -> Any:
     kinds = set(map(type, batch))
     if not kinds.isdisjoint(HANDLES):
@@ -367,7 +377,7 @@ def image_enhance(stock: ModuleType) -> ModuleType:
         def enhance(image: Any, factor: Any) -> Any:
             return getattr(stock, kind)(image).enhance(factor)
 
-        return lambda image: SimpleNamespace(enhance=functools.partial(_recorded, enhance, name, image))
+        return lambda image: SimpleNamespace(enhance=functools.partial(_call_of_module, enhance, name, image))
 
     return _with(stock, {kind: enhancer(kind, name) for kind, name in _ENHANCERS.items()})
 
@@ -375,12 +385,14 @@ def image_enhance(stock: ModuleType) -> ModuleType:
 def image_ops(stock: ModuleType) -> ModuleType:
     """`PIL.ImageOps` likewise; its other functions that the kernels know call methods that `LazyImage` records."""
     names = ("autocontrast", "equalize")
-    return _with(stock, {name: functools.partial(_recorded, getattr(stock, name), f"pil.{name}") for name in names})
+    return _with(
+        stock, {name: functools.partial(_call_of_module, getattr(stock, name), f"pil.{name}") for name in names}
+    )
 
 
-def _recorded(stock: Stock, name: str, image: Any, *args: Any, **kwargs: Any) -> Any:
+def _call_of_module(stock: Stock, name: str, image: Any, *args: Any, **kwargs: Any) -> Any:
     """Records a call of a module of Pillow on a handle that is no palette image; any other call goes to `stock`."""
-    records = getattr(image, "is_recording", False) and image.mode != "P"
+    records = type(image) is LazyImage and image.is_recording and image.mode != "P"
     made = image.record(RECORDERS[name], *args, **kwargs) if records else NotImplemented
     return stock(image, *args, **kwargs) if made is NotImplemented else made
 

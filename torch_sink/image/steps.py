@@ -313,7 +313,9 @@ def _forward_at_random(transform: Any, *inputs: Any) -> Any:
     beyond = _beyond(transform.p)
     if beyond is None:
         return NotImplemented
-    return transform.transform(inputs[0], transform.make_params(list(inputs))) if beyond < 0 else inputs[0]
+    if beyond >= 0:
+        return inputs[0]
+    return transform.transform(inputs[0], transform.make_params(list(inputs)))
 
 
 @step(v2.RandomIoUCrop, "make_params", "7106e919ccf09abe")

@@ -330,6 +330,15 @@ def test_damage_inside_surfaces_from_the_batch(handles: list[Any], tmp_path: Pat
         assert str(tmp_path / "1.jpg") in str(caught.value)
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_damage_in_images_that_outlive_the_backend(device: str, tmp_path: Path) -> None:
+    with torch_sink.image_backend("device", device=device):
+        recorded = [TRANSFORM(default_loader(str(path))) for path in some_files(tmp_path)]
+    with pytest.raises(torch_sink.DecodeError, match="broken data stream") as caught:
+        torch.stack(recorded) + 1
+    assert (caught.value.path, caught.value.index_in_batch) == (str(tmp_path / "1.jpg"), 1)
+
+
 @pytest.mark.parametrize("policy", ["skip", "replace"])
 def test_damaged_images_are_skipped_or_replaced(handles: list[Any], tmp_path: Path, policy: str) -> None:
     rows = {"skip": [0, 2, 3], "replace": [0, 2, 2, 3, 0]}[policy]

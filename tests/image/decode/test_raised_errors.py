@@ -198,3 +198,18 @@ def test_pillow_s_own_function_opens_files(policy: str) -> None:
         assert PIL.Image.open is stock
         with pytest.raises(OSError, match="cannot identify"):
             PIL.Image.open(os.devnull)
+
+
+@pytest.mark.parametrize("policy", ["skip", "replace"])
+def test_an_error_of_a_recorded_call_is_raised(paths: list[Path], policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no memory is left for the pixels of a good file, its sample is not left out."""
+
+    def flip(image: Image.Image, method: int) -> Image.Image:
+        raise RuntimeError("can't allocate memory")
+
+    with torch_sink.image_backend("device", device="meta", on_decode_error=policy):
+        image = transforms.functional.hflip(default_loader(str(paths[0])))
+        monkeypatch.setattr(Image.Image, "transpose", flip)
+        with pytest.raises(RuntimeError, match="can't allocate memory") as caught:
+            image.tobytes()
+    assert broken_file(caught.value, "sample 0") is None

@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader, default_collate
+from torch.utils.data._utils import collate
 from torchvision import transforms as v1
+from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import functional as F
+from torchvision.transforms import v2
 
 import torch_sink
 from image.cases import array_opener, encoded, opener, write_classes
@@ -399,3 +402,35 @@ def test_two_threads_open_what_crossed_to_this_process(line: int) -> None:
         assert packed.contents == contents
     finally:
         sys.settrace(before)
+
+
+def function(name: str) -> Callable[..., Any]:
+    return lambda batch, *, collate_fn_map=None: (name, torch.stack(batch))
+
+
+MAPS: dict[str, Callable[[dict[Any, Any]], dict[Any, Any]]] = {
+    "one for tensors": lambda plain: {**plain, torch.Tensor: function("tensor")},
+    "one for images": lambda plain: {**plain, tv_tensors.Image: function("image")},
+    "one for all of torchvision's": lambda plain: {tv_tensors.TVTensor: function("any"), **plain},
+    "one for everything": lambda plain: {object: function("everything"), **plain},
+    "several types in one": lambda plain: {(tv_tensors.Mask, tv_tensors.Image): function("several"), **plain},
+    "none for tensors": lambda plain: {kind: made for kind, made in plain.items() if kind is not torch.Tensor},
+}
+
+
+@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("convert", [v1.ToTensor, v2.ToImage])
+def test_maps_of_collate_functions(name: str, convert: Callable[[], Any]) -> None:
+    """Made while the backend is on, of torch's own: images go where torch sends those of stock code."""
+
+    def make() -> tuple[str, Any]:
+        images = [convert()(opener(encoded(40, 30, seed))()) for seed in (1, 2)]
+        try:
+            made = collate.collate(images, collate_fn_map=MAPS[name](collate.default_collate_fn_map))
+        except TypeError as error:
+            return str(error), torch.zeros(0)
+        return made if isinstance(made, tuple) else ("stacked", made)
+
+    (expected, stock), (found, values) = stock_and_lazy(make)
+    assert found == expected
+    assert_same_bits(values.to(device_in_use()).cpu(), stock)

@@ -20,14 +20,15 @@ import os
 import re
 import stat
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
 from torch_sink.damage.report import decode_errors
 from torch_sink.errors import DecodeError
-from torch_sink.image.core.recording import Recording
+
+# --- the markers
 
 # Bits 0 to 3 of a table's kind are its number. A set of tables is a number with a bit for each kind.
 DC, AC, QUANTIZATION = 0x00, 0x10, 0x20
@@ -355,9 +356,3 @@ def read_file(path: str | os.PathLike[str], beginning: bytes = b"") -> bytes | N
         raise
     finally:
         os.close(descriptor)
-
-
-def beginning(source: Any) -> Recording:
-    """The recording of an image, an `EncodedSource` or a `PixelSource`, on which nothing is recorded yet."""
-    (width, height), mode = source.size, source.mode
-    return Recording(source, (), (3 if mode == "RGB" else 1, height, width), mode=mode)

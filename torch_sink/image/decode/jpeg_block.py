@@ -1,10 +1,10 @@
-"""JPEG files as the kernels read them: how files lie in a block, and the tables that describe them, from a data worker.
+"""JPEG files as the kernels read them: how they lie in a block, and the tables that describe them.
 
 The block that a batch travels in begins with the files. Each is there once and unchanged, except for gaps that make its
 entropy-coded data begin at a multiple of 16 bytes: before the file, and after each restart marker. The tables of the
 files follow. The block is copied to the device as a whole and unchanged.
 
-For the columns of the tables see `triton_kernels/jpeg_rows.py`. No kernel is loaded to make them.
+A data worker makes both, and loads no kernel for that. `triton_kernels/jpeg_rows.py` has the columns of the tables.
 """
 
 from __future__ import annotations
@@ -161,7 +161,8 @@ class Chunks:
         """Adds arrays, as `add` does; returns the first byte of each."""
         begins = []
         for array in arrays:
-            chunk, begin = array.reshape(-1).view(np.uint8).data, -(-self.size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            chunk = array.reshape(-1).view(np.uint8).data
+            begin = -(-self.size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
             self._chunks += [bytes(begin - self.size), chunk]
             self.size = begin + len(chunk)
             begins.append(begin)

@@ -111,6 +111,12 @@ def replayed(source: Source, ops: Sequence[Op], in_place: bool = False) -> Any:
     return replay(source.decode(), ops, in_place)
 
 
+def beginning(source: EncodedSource | PixelSource) -> Recording:
+    """The recording of an image on which nothing is recorded yet."""
+    (width, height), mode = source.size, source.mode
+    return Recording(source, (), (3 if mode == "RGB" else 1, height, width), mode=mode)
+
+
 def made_here(recording: Recording) -> Recording:
     """For a machine without a device: decodes the file and runs calls now.
 

@@ -32,11 +32,10 @@ from torch_sink.image.decode.encoded import (
     IN_MEMORY,
     START_OF_IMAGE,
     EncodedSource,
-    beginning,
     encoded_source,
     read_file,
 )
-from torch_sink.image.decode.source import PixelSource, is_worth_keeping
+from torch_sink.image.decode.source import PixelSource, beginning, is_worth_keeping
 from torch_sink.image.handles.image import RECORDED_MODES, LazyImage, LazyPixels, handle_of_file, lazy_image
 from torch_sink.image.handles.names import StockType, named_as, stays
 from torch_sink.image.handles.tensor import LazyTensor

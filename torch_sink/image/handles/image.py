@@ -17,8 +17,15 @@ from torch_sink.image.core import settings, uses
 from torch_sink.image.core.fallback import executing, is_executing, ledger, report_fallback
 from torch_sink.image.core.ops import STOCK, Op, Recorder, made_by
 from torch_sink.image.core.recording import Recording
-from torch_sink.image.decode.encoded import EncodedSource, beginning
-from torch_sink.image.decode.source import PixelSource, has_plain_palette, is_worth_keeping, made_here, replayed
+from torch_sink.image.decode.encoded import EncodedSource
+from torch_sink.image.decode.source import (
+    PixelSource,
+    beginning,
+    has_plain_palette,
+    is_worth_keeping,
+    made_here,
+    replayed,
+)
 from torch_sink.image.handles.array import ArrayImage, agrees, pixels_of
 from torch_sink.image.handles.names import PixelAccess, StockType, named_as, stays, stock_type, unpickled
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor
@@ -197,11 +204,13 @@ class LazyImage(LazyPixels, metaclass=StockType):
 
         `kind` is that of the handle of a tensor, by default `LazyTensor`.
         """
-        if made is begun or made is NotImplemented:
-            return self if made is begun else made
+        if made is begun:
+            return self
+        if made is NotImplemented:
+            return made
         fields, ops = self.__dict__, made.calls[len(begun.calls) :]
         is_this_sample = fields.setdefault("lazy_used", uses.batches) == uses.batches
-        if not (is_this_sample and settings.is_for_device and "lazy_file" not in fields):
+        if not is_this_sample or not settings.is_for_device or "lazy_file" in fields:  # else there is nothing to do
             now = self.used()
             if now is not begun:
                 begun, made = now, made.of_pixels(now.source, now.calls + ops)
@@ -330,11 +339,13 @@ def _info_after(ops: Sequence[Op], info: dict[Any, Any], mode: str) -> dict[Any,
 
 
 def record_on_array(image: Any, recorder: Recorder, args: Sequence[Any], kwargs: Any, kind: Any = None) -> Any:
-    """As `LazyImage.record`, for an `ArrayImage`, of which no handle is made; it stays as it is."""
+    """As `LazyImage.handle_of`, for an `ArrayImage`, of which no handle is made; it stays as it is."""
     begun = beginning(pixels_of(image))
     made = made_by(recorder, begun, *args, **kwargs)
-    if made is begun or made is NotImplemented:
-        return image if made is begun else made
+    if made is begun:
+        return image
+    if made is NotImplemented:
+        return made
     if made.mode is None:
         return (kind or LazyTensor)(made)
     recorded = LazyImage(made)

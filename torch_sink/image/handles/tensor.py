@@ -1,4 +1,4 @@
-"""LazyTensor and LazyTVImage: tensors whose values do not exist yet."""
+"""LazyTensor and LazyTVImage: tensors whose values do not exist yet; and how a lazy tensor does without memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from torch_sink.image.operations import RECORDERS
 
 # --- memory
 
-# Where a release of torch lacks it, the backend cannot be set, and says so.
+# No public function does this. Where a release of torch lacks it, the backend cannot be set, and says so.
 _raise_on_access = torch._C._set_storage_data_ptr_access_error_msg
 _NO_VALUES = (
     "the values of this image or batch do not exist yet: torch_sink recorded it, and C++ code reads its memory without "

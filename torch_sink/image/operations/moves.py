@@ -1,4 +1,4 @@
-"""Crops, pads, flips and turns: pixels move, and their values stay."""
+"""Crops, parts, pads, flips, turns and copies: pixels move, and their values stay."""
 
 from __future__ import annotations
 
@@ -98,8 +98,7 @@ _HALF_TURNS = (Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.FLIP_TOP_BOTTOM,
 
 def _lower_transpose(lowered: LoweredImage, method: int) -> None:
     if method in _HALF_TURNS:
-        x, y = method != Image.Transpose.FLIP_TOP_BOTTOM, method != Image.Transpose.FLIP_LEFT_RIGHT
-        lowered.add(Kind.FLIP, int(x), int(y), lowered.width, lowered.height)
+        _lower_flip(lowered, x=method != Image.Transpose.FLIP_TOP_BOTTOM, y=method != Image.Transpose.FLIP_LEFT_RIGHT)
         return
     height, width = lowered.resize_to(lowered.width, lowered.height)
     # The input's x comes from the output's y and the other way around, mirrored for some of the methods.

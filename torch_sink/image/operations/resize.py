@@ -211,9 +211,8 @@ def _add_axis(
     if old == new and (kind in _WHOLE or lowered.is_float):
         return
     if table is None:
-        # For one position of the output, at most so many of the input are read.
-        taps = math.ceil(tables.SUPPORT[resample] * max(old / new, 1.0)) * 2 + 1
-        weights = ResizeWeights(old, new, taps, int(resample), precision)
+        most_taps = math.ceil(tables.SUPPORT[resample] * max(old / new, 1.0)) * 2 + 1
+        weights = ResizeWeights(old, new, most_taps, int(resample), precision)
         lowered.add(kind, old - 1, new, weights.taps, 0, 0, 0, 0, precision, weights=weights)
     else:
         first, taps_first, precision = table(old, new, int(resample))

@@ -195,7 +195,10 @@ def _payload(source: Source) -> tuple[Any, ...]:
 
 
 def _sealed(contents: Contents) -> bytes:
-    """The pickled contents; the calls as plain tuples, since pickle runs Python code for each named one."""
+    """The pickled contents; the calls as plain tuples, since pickle runs Python code for each named one.
+
+    Calls in place stay what they are: whoever opens the contents tells them by their type.
+    """
     calls = [
         [*map(tuple, ops)]
         if InPlaceOp not in map(type, ops)

@@ -8,7 +8,8 @@ input. The tiles of a launch lie batch by batch, so that each batch can also be 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import repeat
+from itertools import chain, repeat
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from torch_sink.triton_kernels.rows import Kind
 from torch_sink.triton_kernels.shapes import stage_tile
 
 _FLOAT_BYTES, _HISTOGRAM = 4, 256
+_ARGUMENTS = attrgetter("arguments")  # of a plan
 _OF_IMAGE = rows.NAMED, 0, 0, 0
 
 
@@ -51,7 +53,7 @@ def make_program(
     for at, (size, mode) in images.items():
         plans[at] = plan_image(size, 3 if mode == "RGB" else 1, calls[at])
     made: list[Batch] = []
-    results: list[tuple[int, int]] = []
+    results: list[tuple[int, int]] = []  # for each image, its row in its batch, and the number of that
     for number, (shape, dtype) in enumerate(batches):
         first, count = len(results), shape[0]
         has_finished = not plans.keys() >= {*range(first, first + count)}
@@ -59,12 +61,12 @@ def make_program(
         results += zip(range(count), repeat(number))
     launched: dict[str, Any] = {"arrays": {}}
     if plans:
-        entries = [packing.entry_of_image[at] for at in plans]
-        found = Rows(list(plans.values()), entries, [results[at] for at in plans])
+        entries = [*map(packing.entry_of_image.__getitem__, plans)]
+        found = Rows(list(plans.values()), entries, [*map(results.__getitem__, plans)])
         shapes = [shape for shape, _ in batches]
         launches, launched = _launched(packing, found, shapes, tile)
         made = [batch._replace(launches=tuple(own)) for batch, own in zip(made, launches, strict=True)]
-    arguments = [argument for plan in plans.values() for argument in plan.arguments]
+    arguments = chain.from_iterable(map(_ARGUMENTS, plans.values()))
     programs = [plans[at].calls if at in plans else ops for at, ops in enumerate(calls)]
     packed = packing.write(programs, arguments)
     return Program(packed, tuple(made), destination, interpreted, tile, **launched)

@@ -37,6 +37,7 @@ class Images:
 
     Attributes:
         shape, dtype: those of all images, [images, C, H, W].
+        placed: the program that they are in and which batch of it they are, once there is one.
         values: once they were made on the CPU.
         on_devices: see `Maker`.
     """
@@ -47,7 +48,7 @@ class Images:
 
     def _begin(self, shape: tuple[int, ...], dtype: torch.dtype, destination: str, interpreted: bool) -> None:
         self.shape, self.dtype, self.destination, self.interpreted = shape, dtype, destination, interpreted
-        self._placed: tuple[SharedProgram, Batch] | None = None
+        self.placed: tuple[SharedProgram, Batch] | None = None
         self.values: torch.Tensor | None = None
         self.on_devices: list[ProgramOnDevice] = []
 
@@ -57,20 +58,15 @@ class Images:
         images = cls.__new__(cls)
         images.recordings = ()
         images._begin(batch.shape, batch.dtype, shared.program.destination, shared.program.interpreted)
-        images._placed = shared, batch
+        images.placed = shared, batch
         shared.enter(images)
         return images
 
-    @property
-    def is_placed(self) -> bool:
-        """Whether they are in a program."""
-        return self._placed is not None
-
     def _place(self) -> tuple[SharedProgram, Batch]:
-        if self._placed is None:
+        if self.placed is None:
             join([self])
-        assert self._placed is not None
-        return self._placed
+        assert self.placed is not None
+        return self.placed
 
     @property
     def shared(self) -> SharedProgram:
@@ -130,13 +126,13 @@ def join(several: Iterable[Images]) -> None:
         shapes = [(images.shape, images.dtype) for images in together]
         shared = SharedProgram(make_program(sources, calls, shapes, *destination), together)
         for images, batch in zip(together, shared.program.batches, strict=True):
-            images._placed = shared, batch
+            images.placed = shared, batch
 
 
 def pack(leaves: Iterable[Any]) -> None:
     """Joins the batches among the leaves of what a `collate` made, and drops their recordings."""
     found = {id(leaf.images): leaf.images for leaf in leaves if type(leaf) is LazyBatch and leaf.is_recording}
-    if waiting := [images for images in found.values() if images._placed is None]:
+    if waiting := [images for images in found.values() if images.placed is None]:
         join(waiting)
     for images in found.values():
         images.recordings = ()
@@ -168,7 +164,7 @@ class LazyBatch(Lazy, torch.Tensor, metaclass=StockTensorType):  # type: ignore[
 
     @staticmethod
     def __new__(cls: Any, images: Images, size: tuple[int, ...] | None = None) -> Any:
-        LazyBatch.are_recorded |= images._placed is None
+        LazyBatch.are_recorded |= images.placed is None
         shape = torch.Size(size or images.shape)
         batch = without_memory(cls, shape, images.dtype)
         batch.images, batch.lazy_shape = images, shape

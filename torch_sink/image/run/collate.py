@@ -29,7 +29,7 @@ from torch_sink.image.run.stock import decoded_once, run_on_cpu
 from torch_sink.worker.prepare import WorkerCollate
 
 
-def collate_handles(handles: Sequence[Any], **_: Any) -> torch.Tensor:
+def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
     """Stacks handles, and ordinary tensors among them, to a `LazyBatch`; raises the errors of stock code.
 
     Where this process's CPU executes at once, it is an ordinary tensor, in shared memory in a worker.
@@ -73,9 +73,9 @@ def collate_handles(handles: Sequence[Any], **_: Any) -> torch.Tensor:
                 item.lazy_was_collated = True
             return out
     uses.batches += 1
-    active = settings.active
-    assert active is not None  # it makes the pixels on a device
-    batch = LazyBatch(Images(images, active.device, active.interpreted))
+    active = settings.active  # None for images that outlive the backend
+    destination = ("cpu", False) if active is None else (active.device, active.interpreted)
+    batch = LazyBatch(Images(images, *destination))
     if not may_wait:
         pack([batch])
     return batch
@@ -137,7 +137,7 @@ def _index(image: Any, index: Any) -> Any:
 # --- what leaves a `collate_fn`
 
 
-def finished(made: Any, makes_pixels: bool = False) -> Any:
+def finish_batch(made: Any, makes_pixels: bool = False) -> Any:
     """What a `collate_fn` made, finished while an error still has its place: a thread that sends it would lose it.
 
     With a device, its batches are packed in one block. Without one, ordinary tensors and images leave a worker,

@@ -109,7 +109,7 @@ def _unbind(stack: Any, dim: int = 0) -> Any:
 def _has_views(stack: Any) -> bool:
     """Whether views of it are recorded: not of a batch of one, a view of its image, nor of mixed images."""
     is_stack = type(stack) is LazyBatch and stack.is_recording and stack.lazy_base is None
-    return is_stack and not (stack.images.is_placed and stack.images.batch.mixes)
+    return is_stack and not (stack.images.placed is not None and stack.images.batch.mixes)
 
 
 @recorded(torch.Tensor.view, torch.Tensor.reshape, torch.reshape, of="a batch")

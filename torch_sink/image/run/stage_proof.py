@@ -15,9 +15,8 @@ from torch_sink.common.transfer import to_host
 from torch_sink.image.core.fallback import executing, report_fallback
 from torch_sink.image.core.ops import RECORDERS, Op, replay
 from torch_sink.image.core.proof import Proof
-from torch_sink.image.decode.encoded import beginning
 from torch_sink.image.decode.jpeg_proof import picture
-from torch_sink.image.decode.source import PixelSource
+from torch_sink.image.decode.source import PixelSource, beginning
 from torch_sink.image.program.launches import make_program
 from torch_sink.image.program.program import Batch, Program, Wanted
 from torch_sink.image.run.device import make_on_device
