@@ -57,8 +57,7 @@ CORE_TESTS = tests/kernels/test_compile.py tests/project/test_packaging.py tests
     tests/sink/test_left_open.py tests/sink/test_loader.py tests/sink/test_own_iterators.py tests/sink/resume/test_resume.py \
     tests/loop/test_step_loop.py tests/loop/test_checkpoint.py
 
-SEEN_TESTS = tests/kernels/test_compile.py tests/kernels/test_compiled.py tests/kernels/test_interpreted.py \
-    tests/kernels/test_processors.py
+SEEN_TESTS = tests/kernels/test_compile.py tests/kernels/test_compiled.py tests/kernels/test_interpreted.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-oldest setup-core demo test test-oldest test-oldest-core test-core test-releases test-slow \

@@ -1,4 +1,4 @@
-"""Measures the parity table as other processors would: python processors_run.py [whole|some]; run by `test_processors.py`.
+"""Measures the parity table as other processors would: python processors_run.py [whole]; run by `test_processors.py`.
 
 torch's CPU kernels and MKL choose their code by the processor, and by these variables when they first compute. Each
 setting runs in a fork that has computed nothing yet. Prints a line of JSON for each.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import zlib
 
 os.environ["TRITON_INTERPRET"] = "1"
 
@@ -29,19 +28,12 @@ def goes_through_torch(operation: str, reference: str, promise: Promise) -> bool
     )
 
 
-def is_among_some(operation: str, reference: str, promise: Promise) -> bool:
-    """A quarter of them, drawn by their names."""
-    return goes_through_torch(operation, reference, promise) and zlib.crc32(operation.encode()) % 4 == 0
-
-
-CHOSEN = {"whole": lambda operation, reference, promise: True, "": goes_through_torch, "some": is_among_some}
-
-
-def report(capability: str, mkl: str, which: str) -> None:
+def report(capability: str, mkl: str, whole: bool) -> None:
     os.environ.update(ATEN_CPU_CAPABILITY=capability, MKL_CBWR=mkl)
     quick_interpreter.install(check_overflow=False)
-    images = [ImageKind("RGB", 47, 61), ImageKind("L", 31, 20)] if which == "whole" else [ImageKind("RGB", 9, 13)]
-    parity = measure(images, seed=5, chosen=CHOSEN[which])
+    images = [ImageKind("RGB", 47, 61), ImageKind("L", 31, 20)] if whole else [ImageKind("RGB", 9, 13)]
+    chosen = (lambda operation, reference, promise: True) if whole else goes_through_torch
+    parity = measure(images, seed=5, chosen=chosen)
     broken = [(*row[:4], row.share) for row in parity.broken_promises()]
     result = {
         "capability": torch.backends.cpu.get_cpu_capability(), "mkl": mkl, "rows": len(parity.rows), "broken": broken,
@@ -51,10 +43,10 @@ def report(capability: str, mkl: str, which: str) -> None:
 
 
 def main() -> int:
-    which = "".join(sys.argv[1:])
-    for setting in SETTINGS if which == "whole" else SETTINGS[:2]:
+    whole = sys.argv[1:] == ["whole"]
+    for setting in SETTINGS if whole else SETTINGS[:2]:
         if os.fork() == 0:
-            report(*setting, which)
+            report(*setting, whole)
             os._exit(0)
         if os.wait()[1]:
             return 1

@@ -44,7 +44,7 @@ CHOSEN = {
 AGAIN = {
     "test_pipelines.py": ("imagenet", "jitter"),
     "test_jpeg.py": ("test_boxes", "test_damaged_files", "test_one_decoder"),
-    "test_jpeg_tables.py": ("test_tables_of_files",),
+    "test_jpeg_tables.py": ("test_jpeg_tables",),
 }
 LAUNCHED = re.compile(r"^launched (\w+) \d+ times$", re.MULTILINE)
 
@@ -98,7 +98,7 @@ def test_every_kernel_runs_compiled() -> None:
     finished = run(*files, *chosen, seconds=1200, on_fake_cuda=on_fake_cuda, QUARTER_OF_LONG_FILES="1")
     assert finished.returncode == 0, finished.stdout[-20_000:]
     passed = int(re.search(r"\b(\d+) passed, \d+ deselected in", finished.stdout)[1])  # type: ignore[index]
-    assert passed >= (2 if is_seen else 150)
+    assert passed >= (10 if is_seen else 150)
     if not is_seen:
         check(finished)
         seen.note(name)

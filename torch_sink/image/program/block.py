@@ -100,14 +100,13 @@ class Packing:
         sources: the distinct ones.
         entry_of_image: number of each image's entry.
         jpegs: the files that kernels decode.
-        add_array, add_arrays: append an array, or several, and return the first byte of each, a multiple of 16.
+        chunks: what the block will hold; arrays are appended to it.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self.sources, self.entry_of_image = _distinct(sources)
         self.jpegs = lay_out_jpegs(self.sources)
-        self._chunks = self.jpegs.chunks
-        self.add_array, self.add_arrays = self._chunks.add_array, self._chunks.add_arrays
+        self.chunks = self.jpegs.chunks
 
     def write(self, programs: Sequence[tuple[Op, ...]], arguments: Iterable[TensorArgument]) -> Packed:
         """Writes the blob: all arrays that were added, and in a data worker the contents.
@@ -120,21 +119,21 @@ class Packing:
         for at, source in enumerate(self.sources):
             kind, chunk, *described = _payload(source)
             alignment = ALIGNMENT_BYTES if kind == "tensor" else 1
-            pieces = self.jpegs.pieces.get(at) or [self._chunks.add(chunk, alignment)]
+            pieces = self.jpegs.pieces.get(at) or [self.chunks.add(chunk, alignment)]
             entries.append((kind, pieces, *described))
         packed: dict[int, PackedArgument] = {}
         for argument in arguments:
             if id(argument) not in packed:
-                begin, _ = self._chunks.add(_bytes_of(argument.tensor))
+                begin, _ = self.chunks.add(_bytes_of(argument.tensor))
                 packed[id(argument)] = PackedArgument(begin, tuple(argument.tensor.shape), argument.tensor.dtype)
         calls = tuple(with_packed(ops, packed) for ops in programs) if packed else tuple(programs)
         contents = Contents(tuple(entries), calls, self.entry_of_image)
         is_worker = get_worker_info() is not None
-        sealed = self._chunks.add(_sealed(contents)) if is_worker else None
-        blob = pool_writer.allocate(self._chunks.size) if is_worker else None
+        sealed = self.chunks.add(_sealed(contents)) if is_worker else None
+        blob = pool_writer.allocate(self.chunks.size) if is_worker else None
         if blob is None:
-            blob = collated_tensor((self._chunks.size,), torch.uint8)
-        return Packed(self._chunks.write(blob), contents, sealed)
+            blob = collated_tensor((self.chunks.size,), torch.uint8)
+        return Packed(self.chunks.write(blob), contents, sealed)
 
 
 def _distinct(sources: Sequence[Source]) -> tuple[list[Source], list[int]]:

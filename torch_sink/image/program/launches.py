@@ -91,11 +91,11 @@ def _launched(
     boxes = boxes_read(found, len(packing.sources))
     places, jpegs = np.zeros((len(boxes), rows.PLACE_COLUMNS), np.int64), None
     if len(files):
-        jpegs, places[files] = plan_jpegs(packing.jpegs, boxes[files], packing.add_array)
+        jpegs, places[files] = plan_jpegs(packing.jpegs, boxes[files], packing.chunks.add_array)
         places[files, 0] += workspace_bytes
     arrays |= {"files": files[:, None], "boxes": boxes, "places": places, "layouts": layouts_of(shapes)}
     laid = [arrays[name] for name in ARRAYS]
-    begins = packing.add_arrays(laid)
+    begins = packing.chunks.add_arrays(laid)
     return launches, {
         "jpegs": jpegs,
         "arrays": {name: (at, *array.shape) for name, at, array in zip(ARRAYS, begins, laid, strict=True)},

@@ -119,8 +119,7 @@ def join(several: Iterable[Images]) -> None:
     for images in several:
         by_destination.setdefault((images.destination, images.interpreted), []).append(images)
     for destination, together in by_destination.items():
-        if len(together) > 1:
-            together.sort(key=lambda images: str(images.dtype))  # those of one dtype can be made in one launch
+        together.sort(key=lambda images: str(images.dtype))  # those of one dtype can be made in one launch
         recordings = [image for images in together for image in images.recordings]
         sources, calls = [image.source for image in recordings], [image.calls for image in recordings]
         shapes = [(images.shape, images.dtype) for images in together]
