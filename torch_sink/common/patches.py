@@ -7,7 +7,11 @@ gone, the attribute is the original object again.
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Callable
+from multiprocessing import reduction
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -92,6 +96,32 @@ def original(owner: Any, name: Any) -> Any:
     """The function that is an attribute of `owner`, whatever features have put in its place."""
     place = _places.get((id(owner), name))
     return getattr(owner, name) if place is None else place.original()
+
+
+# --- pickles
+
+
+class _StockPickler(reduction.ForkingPickler):
+    """Pickles a stock function in whose place a stand-in is, which pickle does not find under its name."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, FunctionType) and any(place.stock is obj for place in _places.values()):
+            return _stock_function, (obj.__module__, obj.__qualname__)
+        return NotImplemented
+
+
+def dump_with_stock_functions(stock: Callable[..., None], obj: Any, file: Any, protocol: Any = None) -> None:
+    """For `multiprocessing.reduction.dump`, which writes what a new process is given.
+
+    A dataset may hold functions that the program imported before they were replaced.
+    """
+    _StockPickler(file, protocol).dump(obj)
+
+
+def _stock_function(module: str, qualname: str) -> Any:
+    """The function of that name, whatever features have put in its place."""
+    *path, name = qualname.split(".")
+    return original(functools.reduce(getattr, path, importlib.import_module(module)), name)
 
 
 def unknown_releases(what: str) -> RuntimeError:

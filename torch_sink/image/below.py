@@ -20,7 +20,6 @@ from torch_sink.image.handles.lazy import Lazy, make_real
 from torch_sink.image.stand_ins import around
 
 Stock = Callable[..., Any]
-_HOLDERS = (Lazy, list, tuple, dict)
 
 
 def on_real_tensors(stock: Stock) -> Stock:

@@ -12,6 +12,7 @@ import inspect
 import itertools
 import sys
 from collections.abc import Callable, Iterator
+from multiprocessing import reduction
 from typing import Any
 
 import PIL.Image
@@ -29,7 +30,7 @@ from torchvision.transforms.v2 import _utils as v2_utils
 from torchvision.transforms.v2.functional import _augment, _color, _geometry, _meta, _misc, _type_conversion
 from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
-from torch_sink.common.patches import MISSING, Make, Patches, read, unknown_releases
+from torch_sink.common.patches import MISSING, Make, Patches, dump_with_stock_functions, read, unknown_releases
 from torch_sink.damage import report as damage
 from torch_sink.image import below, stand_ins, steps
 from torch_sink.image.core import settings, uses
@@ -110,9 +111,9 @@ def _of_pillow_images() -> Iterator[Row]:
     yield functional, "resized_crop", stand_ins.on_image("pil.resized_crop", by_methods=True)
     yield functional, "gaussian_blur", stand_ins.on_image_as_tensor("v1.gaussian_blur")
     for name, modules in _CONVERSIONS.items():
-        kind = LazyTVImage if name == "to_image" else None
+        make = stand_ins.on_image(f"functional.{name}", kind=LazyTVImage if name == "to_image" else None)
         for module in modules:
-            yield module, name, stand_ins.on_image(f"functional.{name}", kind=kind)
+            yield module, name, make
     for function, kernels in _KERNEL_REGISTRY.items():
         name = function.__name__
         if PIL.Image.Image in kernels and not name.startswith("get_"):
@@ -143,14 +144,13 @@ def _of_tensors() -> Iterator[Row]:
 def _shared() -> Iterator[Row]:
     for module in (functional, _augment, _color, _geometry, _meta, _misc):
         yield module, "_log_api_usage_once", stand_ins.log_usage
+    get_kernel, get_fill = before(stand_ins.get_kernel), before(stand_ins.get_fill)
     for module in (v2_transform, _augment, _color, _geometry, _meta, _misc):
-        yield module, "_get_kernel", before(stand_ins.get_kernel)
+        yield module, "_get_kernel", get_kernel
     for kind in (autoaugment.AutoAugment, autoaugment.RandAugment, autoaugment.TrivialAugmentWide):
-        yield kind, "_augmentation_space", stand_ins.augmentation_space
-    for kind in (v2.RandAugment, v2.TrivialAugmentWide, v2.AutoAugment):
-        yield kind, "_AUGMENTATION_SPACE", stand_ins.magnitudes
+        yield kind, "_augmentation_space", functools.partial(stand_ins.augmentation_space, kind)
     for module in (v2_auto_augment, v2_geometry, v2_utils):
-        yield module, "_get_fill", before(stand_ins.get_fill)
+        yield module, "_get_fill", get_fill
     yield v2.ToDtype, "transform", around(stand_ins.to_dtype)
 
 
@@ -161,6 +161,7 @@ def _loaders() -> Iterator[Row]:
     yield _DatasetKind, "create_fetcher", _create_fetcher
     yield dataloader._BaseDataLoaderIter, "__init__", _begin_iterator
     yield dataloader._BaseDataLoaderIter, "__next__", around(fetchers.next_with_hints)
+    yield reduction, "dump", around(dump_with_stock_functions)
     # torch's and torchdata's, where they start data workers; the latter where it is imported.
     for name in WORKER_LOOPS:
         if name in sys.modules:
@@ -179,21 +180,28 @@ def _in_its_place(kernel: Any, stock: Any) -> Any:
     return kernel
 
 
-def _scriptable(make: Make) -> Make:
-    """Makes stand-ins for which `torch.jit.script` compiles the stock function, whenever a program looked them up."""
+def _as_one(make: Make) -> Make:
+    """Makes one stand-in for a stock object in several modules, which stays one object.
 
-    def made(stock: Any) -> Any:
-        stand_in = make(stock)
-        if inspect.isfunction(stock) and inspect.isfunction(stand_in):
-            stand_in.__prepare_scriptable__ = lambda: stock  # type: ignore[attr-defined]
-        return stand_in
+    `torch.jit.script` compiles the stock function for it, whenever a program looked it up.
+    """
+    made: dict[int, tuple[Any, Any]] = {}
 
-    return made
+    def stand_in_for(stock: Any) -> Any:
+        if id(stock) not in made:
+            stand_in = make(stock)
+            made[id(stock)] = stock, stand_in
+            if inspect.isfunction(stock) and inspect.isfunction(stand_in):
+                stand_in.__prepare_scriptable__ = lambda: stock  # type: ignore[attr-defined]
+        return made[id(stock)][1]
+
+    return stand_in_for
 
 
 def _script(stock: Callable[..., Any], obj: Any, optimize: Any = None, _frames_up: int = 0, **kwargs: Any) -> Any:
     """For `torch.jit.script`, which compiles the source of stock functions and of all that they call."""
-    before = _settings_of_thread(settings.active)
+    before = settings.active
+    assert before is not None
     uninstall()
     try:
         return stock(obj, optimize, _frames_up + 2, **kwargs)
@@ -274,13 +282,16 @@ def install(wanted: Settings) -> None:
 
 
 def _fill_places() -> None:
+    as_one: dict[Make, Make] = {}
     for owner, name, make in rows():
         if _patches.replaces(owner, name):
             continue
         is_missing = read(owner, name) is MISSING and not isinstance(owner, dict)
         if is_missing and not hasattr(owner, name):
             raise unknown_releases(f"{owner.__name__}.{name} does not exist")
-        _patches.replace(owner, name, _scriptable(make))
+        if make not in as_one:
+            as_one[make] = _as_one(make)
+        _patches.replace(owner, name, as_one[make])
 
 
 def _fill_new_places() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import FunctionType, ModuleType, SimpleNamespace
@@ -46,13 +47,26 @@ def around(function: Stock) -> Make:
     return lambda stock: functools.wraps(stock)(lambda *args, **kwargs: function(stock, *args, **kwargs))
 
 
+class _Before(functools.partial):  # type: ignore[type-arg]
+    """A stand-in that binds to no object, and that pickle finds under the name of the stock function."""
+
+    def __reduce__(self) -> str:  # type: ignore[override]
+        return self.__qualname__  # type: ignore[attr-defined,no-any-return]
+
+
 def before(function: Stock) -> Make:
     """As `around`, for functions of modules that are called often: the stand-in adds no Python call."""
-    return lambda stock: functools.update_wrapper(functools.partial(function, stock), stock)  # type: ignore[return-value]
+    return lambda stock: functools.update_wrapper(_Before(function, stock), stock)
 
 
-def _record_on(handle: Any, recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Any) -> Any:
-    """The handle of what a recorder makes of a handle and the arguments behind it, or that handle itself."""
+def _record_on(
+    handle: Any, recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Any,
+    keeps: Callable[[Recording, Recording], bool] | None = None,
+) -> Any:  # fmt: skip
+    """The handle of what a recorder makes of a handle and the arguments behind it, or that handle itself.
+
+    `kind` is that of the new handle, where it is another one and `keeps`, of both recordings, does not say otherwise.
+    """
     begun: Recording = handle.__dict__["lazy_recording"]
     try:
         made = recorder(begun, *args, **kwargs)
@@ -60,7 +74,11 @@ def _record_on(handle: Any, recorder: Recorder, args: tuple[Any, ...], kwargs: d
         if takes(recorder, begun, *args, **kwargs):
             raise
         return NotImplemented
-    return handle if made is begun else handle.handle_of(made, begun, kind)
+    if made is begun:
+        return handle
+    if keeps is not None and type(made) is Recording and keeps(begun, made):
+        kind = None
+    return handle.handle_of(made, begun, kind)
 
 
 # --- Pillow images
@@ -153,13 +171,24 @@ def pillow_kernel(name: str) -> Make:
 # --- tensors
 
 
+# Kernels of v1 return a pure tensor of a `tv_tensors.Image`, but for these calls, which copy it, convert it by
+# `Tensor.to`, or write to it.
+_KEEP_TYPE: dict[str, Callable[[Recording, Recording], bool]] = {
+    "convert_image_dtype": lambda begun, made: begun.dtype.is_floating_point and made.dtype.is_floating_point,
+    "erase": lambda begun, made: True,
+    "rgb_to_grayscale": lambda begun, made: begun.shape[0] == 1 and made.calls[-1].args[0] == 1,
+}
+
+
 def on_tensor(name: str, recorder: Recorder | None, makes_pure: bool = False) -> Make:
     """Makes stand-ins for tensor functionals and kernels, which record on handles and give stock code real tensors.
 
-    With `makes_pure`, the result of a computation on a `tv_tensors.Image` is a pure tensor. `name` is for the report.
+    With `makes_pure`, the result for a `tv_tensors.Image` is a pure tensor, but for `_KEEP_TYPE`. `name` is for the
+    report.
     """
 
     kind_of_result = LazyTensor if makes_pure else None
+    keeps = _KEEP_TYPE.get(name) if makes_pure else None
 
     def make(stock: Stock) -> Stock:
         @functools.wraps(stock)
@@ -173,7 +202,7 @@ def on_tensor(name: str, recorder: Recorder | None, makes_pure: bool = False) ->
             # Mostly without a call.
             is_recording = (image.lazy_real is None and image.lazy_base is None) or image.is_recording
             if is_recording and recorder is not None:
-                made = _record_on(image, recorder, args, kwargs, kind_of_result)
+                made = _record_on(image, recorder, args, kwargs, kind_of_result, keeps)
                 if made is not NotImplemented:
                     return made
             dtype = image.dtype
@@ -204,8 +233,7 @@ _QUERIES: dict[str, Recorder] = {
 def tensor_kernel(family: str, name: str) -> Make:
     """The stand-in for a kernel of `transforms`, "v1", or `transforms.v2`, "v2"."""
     recorder = _QUERIES.get(name) or RECORDERS.get(f"{family}.{name}")
-    # What the kernels of v1 compute from a `tv_tensors.Image` is a pure tensor, but for one.
-    return on_tensor(name, recorder, makes_pure=family == "v1" and name != "erase")
+    return on_tensor(name, recorder, makes_pure=family == "v1")
 
 
 def handle_kernel(name: str, function: Stock) -> Make:
@@ -271,31 +299,33 @@ def to_dtype(stock: Callable[..., Any], transform: Any, inpt: Any, params: dict[
 # --- tables of automatic augmentations, from which one number is taken at a time
 
 
-def augmentation_space(stock: Callable[..., Any]) -> Any:
-    """Stand-in for the `_augmentation_space` of v1's automatic augmentations, which draws nothing."""
+def augmentation_space(owner: type, stock: Any) -> Any:
+    """The `_augmentation_space` of one of v1's automatic augmentations, made once: stock code makes ten tensors a call.
 
-    def as_arrays(space: dict[str, Any]) -> dict[str, Any]:
-        # Reading a number from an array takes a tenth of the time that a tensor takes.
-        return {name: (magnitudes.numpy(), signed) for name, (magnitudes, signed) in space.items()}
-
-    made_once = _made_once(lambda kind, *args: stock(None, *args), as_arrays)
-    return lambda self, *args: dict(made_once(type(self), *args))
-
-
-def magnitudes(stock: dict[str, Any]) -> dict[str, Any]:
-    """Stand-in for the `_AUGMENTATION_SPACE` of v2's automatic augmentations, which take one number out of a tensor."""
-    return {name: (_made_once(make, torch.Tensor.tolist), signed) for name, (make, signed) in stock.items()}
-
-
-def _made_once(make: Callable[..., Any], convert: Callable[[Any], Any]) -> Callable[..., Any]:
-    """`make`, which remembers its converted results for each default dtype, unless a default device is set."""
+    It holds arrays, from which a number is read in a tenth of the time. Subclasses, which may compute with tensors, get
+    stock code's; and what a program has put in the place of torchvision's method is called each time.
+    """
+    code = getattr(stock, "__code__", None)
+    if code is None or code.co_filename != sys.modules[owner.__module__].__file__:
+        return stock
 
     @functools.lru_cache(maxsize=4096)
-    def kept(dtype: torch.dtype, *args: Any) -> Any:
-        made = make(*args)
-        return made if made is None else convert(made)
+    def made_once(dtype: torch.dtype, *args: Any) -> dict[str, Any]:
+        return {name: (_read_only(values), signed) for name, (values, signed) in stock(None, *args).items()}
 
-    return lambda *args: make(*args) if count_function_modes() else kept(torch.get_default_dtype(), *args)
+    @functools.wraps(stock)
+    def stand_in(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs or type(self) is not owner or count_function_modes():  # of a default device, for instance
+            return stock(self, *args, **kwargs)
+        return dict(made_once(torch.get_default_dtype(), *args))
+
+    return stand_in
+
+
+def _read_only(tensor: torch.Tensor) -> np.ndarray:
+    array = tensor.numpy()
+    array.flags.writeable = False
+    return array
 
 
 # --- batches

@@ -156,7 +156,7 @@ def test_corners_of_crops() -> None:
 @pytest.mark.parametrize("kind", [v1.RandAugment, v1.AutoAugment, v1.TrivialAugmentWide])
 def test_augmentation_space(kind: type) -> None:
     stock = kind._augmentation_space
-    stand_in = augmentation_space(stock)
+    stand_in = augmentation_space(kind, stock)
     transform = kind()
     calls = [(31,)] if kind is v1.TrivialAugmentWide else [(10, (7, 9)), (31, (7, 9)), (10, (9, 7)), (10, (7, 9))]
     state = torch.get_rng_state()
@@ -164,7 +164,8 @@ def test_augmentation_space(kind: type) -> None:
         expected, found = stock(transform, *call), stand_in(transform, *call)
         assert list(found) == list(expected)
         for name, (magnitudes, signed) in expected.items():
-            assert torch.equal(torch.from_numpy(found[name][0]), magnitudes)
+            assert found[name][0].tolist() == magnitudes.tolist()
+            assert not found[name][0].flags.writeable
             assert found[name][1] == signed
         found.clear()
     assert torch.equal(torch.get_rng_state(), state)
@@ -181,30 +182,66 @@ def test_a_space_of_its_own_is_kept() -> None:
         assert torch.equal(v1.PILToTensor()(OnlyInvert()(image)).clone(), expected)
 
 
-def test_magnitudes_follow_the_default_dtype_and_device() -> None:
-    def shears() -> list[Any]:
-        return [
-            v2.RandAugment._AUGMENTATION_SPACE["ShearX"][0](31, 30, 30),
-            v1.RandAugment()._augmentation_space(31, (30, 30))["ShearX"][0],
-        ]
+def halved_in_place(magnitudes: torch.Tensor) -> torch.Tensor:
+    return magnitudes.div_(2, rounding_mode=None if magnitudes.is_floating_point() else "trunc")
 
-    def shears_by_dtype() -> list[Any]:
+
+@pytest.mark.parametrize("change", [halved_in_place, torch.abs, lambda magnitudes: magnitudes.flip(0)])
+def test_a_space_may_change_that_of_its_base(change: Any) -> None:
+    class Gentle(v1.RandAugment):
+        def _augmentation_space(self, num_bins: int, image_size: Any) -> dict[str, Any]:
+            space = super()._augmentation_space(num_bins=num_bins, image_size=[*image_size])
+            return {name: (change(each) if each.ndim else each, signed) for name, (each, signed) in space.items()}
+
+    class GentleV2(v2.RandAugment):
+        _AUGMENTATION_SPACE = {  # noqa: RUF012  as torchvision writes it
+            name: (lambda *args, make=make: None if (made := make(*args)) is None else change(made), signed)
+            for name, (make, signed) in v2.RandAugment._AUGMENTATION_SPACE.items()
+        }
+
+    def made() -> list[torch.Tensor]:
+        kinds = Gentle(1, 20), GentleV2(1, 20)
+        return [v1.PILToTensor()(kind(array_opener(9, 8)())).clone() for _ in range(8) for kind in kinds]
+
+    torch.manual_seed(3)
+    expected = made()
+    with torch_sink.image_backend("device", device="cpu"):
+        torch.manual_seed(3)
+        assert all(map(torch.equal, made(), expected))
+
+
+def test_a_space_that_a_program_has_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def space(self: v1.RandAugment, *args: Any) -> dict[str, Any]:
+        return {"Rotate" if self.num_ops == 1 else "Invert": (torch.tensor([90.0] * 31), False)}
+
+    monkeypatch.setattr(v1.RandAugment, "_augmentation_space", space)
+    expected = [v1.PILToTensor()(v1.RandAugment(count)(array_opener(9, 8)())) for count in (1, 2)]
+    with torch_sink.image_backend("device", device="cpu"):
+        found = [v1.PILToTensor()(v1.RandAugment(count)(array_opener(9, 8)())).clone() for count in (1, 2)]
+    assert all(map(torch.equal, found, expected))
+
+
+def test_magnitudes_follow_the_default_dtype_and_device() -> None:
+    def shears() -> Any:
+        return v1.RandAugment()._augmentation_space(31, (30, 30))["ShearX"][0]
+
+    def of_both_dtypes() -> list[Any]:
         found = shears()
         torch.set_default_dtype(torch.float64)
         try:
-            return found + shears()
+            return [found, shears()]
         finally:
             torch.set_default_dtype(torch.float32)
 
-    expected = shears_by_dtype()
+    expected = of_both_dtypes()
     with torch_sink.image_backend("device", device="meta"):
-        found = shears_by_dtype()
+        found = of_both_dtypes()
         with torch.device("meta"):
-            assert [magnitudes.device.type for magnitudes in shears()] == ["meta"] * 2
-        found += shears()
-    assert [magnitudes.dtype for magnitudes in found[1::2]] == ["float32", "float64", "float32"]
-    for ours, stock in zip(found, expected + expected[:2], strict=True):
-        assert (ours if isinstance(ours, list) else ours.tolist()) == stock.tolist()  # which differ by dtype
+            assert shears().device.type == "meta"
+        found.append(shears())
+    assert [magnitudes.dtype for magnitudes in found] == ["float32", "float64", "float32"]
+    for ours, stock in zip(found, [*expected, expected[0]], strict=True):
+        assert ours.tolist() == stock.tolist()
 
 
 def assert_recorded_as_drawn(transform: Any, openers: list[Any]) -> None:

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import gc
+import io
 import json
+import multiprocessing.reduction
 import pickle
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader, Dataset, Subset
+from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import pil_loader
+from torchvision.transforms.functional import to_tensor
 
 import torch_sink
 from image.check import assert_same_bits
 from image.worker_data import WatchedCollate, count_decodes, jitter_transform, sharpened_transform, train_transform
+from torch_sink.image import reroute
 from torch_sink.image.program.launches import make_program
 from torch_sink.image.program.program import ARRAYS
 from torch_sink.image.run.batch import Images, LazyBatch
@@ -192,6 +200,40 @@ def test_decodes_are_counted_where_the_cpu_executes(photos: Path, tmp_path: Path
         (seen,) = what_workers_did(tmp_path, jpegs(photos, train_transform()), 1, "fork")
     assert seen["decodes"] >= 8
     assert not seen["kernels"]
+
+
+def functions_replaced() -> list[Any]:
+    """Those that programs import from modules, as they are now."""
+    places = [(owner, name) for owner, name, _ in reroute.rows() if isinstance(owner, ModuleType) and name[0] != "_"]
+    found = [vars(owner)[name] for owner, name in places if owner.__name__.startswith(("torchvision.", "PIL."))]
+    return [function for function in found if callable(function)]
+
+
+def test_functions_cross_to_processes_of_any_start_method() -> None:
+    """Also those that a program has imported before the backend was set; and one function is one object everywhere."""
+    stock = functions_replaced()
+    names = [(function.__module__, function.__qualname__) for function in stock]
+    with torch_sink.image_backend("device", device="cpu"):
+        replaced = functions_replaced()
+        assert len(replaced) == len(stock) > 60
+        assert [[one is other for other in replaced] for one in replaced] == [
+            [one is other for other in stock] for one in stock
+        ]
+        assert pickle.loads(pickle.dumps([*replaced, v1.Lambda(Image.fromarray)]))[:-1] == replaced
+        written = io.BytesIO()
+        multiprocessing.reduction.dump(stock, written)
+        assert pickle.loads(written.getvalue()) == stock
+    assert [(function.__module__, function.__qualname__) for function in stock] == names
+    assert pickle.loads(written.getvalue()) == stock
+
+
+def test_a_forked_server_gets_functions_that_were_imported_before(photos: Path) -> None:
+    dataset = ImageFolder(str(photos), v1.Compose([v1.CenterCrop(20), to_tensor]), loader=pil_loader)
+    few = Subset(dataset, range(4))
+    expected = next(iter(DataLoader(few, 4)))
+    with torch_sink.image_backend("device", device="cpu"):
+        found = next(iter(DataLoader(few, 4, num_workers=1, multiprocessing_context="forkserver")))
+    assert_same_bits(found[0], expected[0])
 
 
 def test_workers_that_already_run_keep_their_backend(photos: Path) -> None:

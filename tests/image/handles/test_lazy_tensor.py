@@ -83,6 +83,42 @@ def gradient(tensor: torch.Tensor) -> Any:
     return same is tensor, tensor.grad, tensor.is_leaf
 
 
+def learned(tensor: Any, function: Callable[[Any, torch.Tensor], Any]) -> Any:
+    """The gradient of values that become a part of an image."""
+    values = torch.linspace(0.1, 0.9, 60).view(3, 4, 5).requires_grad_()
+    image = tensor if tensor.is_floating_point() else tensor.float()
+    (function(image + 0, values * 1.0) ** 2).sum().backward()
+    return values.grad
+
+
+def box_of_its_own(tensor: Any, values: torch.Tensor) -> Any:
+    tensor[:, 2:6, 3:8] = values
+    return tensor
+
+
+def copied_and_written(tensor: Any) -> Any:
+    """A copy shares the memory of what it was made of."""
+    copied = copy.copy(tensor)
+    copied.mul_(2)
+    tensor.add_(1)
+    return type(copied).__name__, copied + 0, tensor + 0
+
+
+def unpickled(tensor: Any) -> Any:
+    return pickle.loads(pickle.dumps(tensor))
+
+
+def kept_attributes(tensor: Any, function: Callable[[Any], Any]) -> Any:
+    tensor.path, tensor.boxes = "a.jpg", [1]
+    made = function(tensor)
+    boxes = getattr(made, "boxes", None)
+    return getattr(made, "path", None), boxes, boxes is tensor.boxes
+
+
+def named(tensor: Any) -> tuple[bool, Any]:
+    return isinstance(tensor, tv_tensors.Image), tensor + 0
+
+
 def assigned(tensor: Any) -> None:
     tensor[0, :2] = 1
 
@@ -118,6 +154,8 @@ USES: dict[str, Callable[[Any], Any]] = {
     "views": lambda t: [t.permute(1, 2, 0), t.flatten(), t.unsqueeze(0), t.contiguous().view(-1), t.mT, t.reshape(-1, 3), t.chunk(3)],
     "conversions": lambda t: [t.float(), t.half(), t.to(torch.int64), t.double(), t.to("cpu"), t.cpu(), t.type(torch.int32)],
     "copies": lambda t: [t.clone(), t.detach(), t.contiguous(), copy.copy(t), copy.deepcopy(t)],
+    "copied, then written": copied_and_written,
+    "attributes": lambda t: [kept_attributes(t, each) for each in (copy.copy, copy.deepcopy, unpickled, torch.clone)],
     "numpy": lambda t: [t.numpy(), np.asarray(t), t.tolist()],
     "dlpack": lambda t: torch.from_dlpack(t.clone()),
     "cat": lambda t: [torch.cat([t, t]), torch.stack([t, t], 1), torch.hstack([t, t + 1])],
@@ -135,6 +173,15 @@ USES: dict[str, Callable[[Any], Any]] = {
     "zeroed": lambda t: changed(t, lambda u: u.zero_()),
     "reshaped in place": unsqueezed,
     "gradient": gradient,
+    "gradient of what is written into it": lambda t: [
+        learned(t, lambda u, value: F.erase(u, 1, 2, 4, 5, value)),
+        learned(t, lambda u, value: F.erase(u, 1, 2, 4, 5, value[:, :1, :1])),
+        learned(t, lambda u, value: v2.functional.erase(u, 1, 2, 4, 5, value)),
+        learned(t, box_of_its_own),
+        learned(t, lambda u, value: F.normalize(u, value[:, 0, 0], [0.5])),
+        learned(t, lambda u, value: v2.functional.normalize(u, [0.5], value[:, 1, 1])),
+        learned(t, lambda u, value: v2.functional.elastic(u, value.mean().expand(1, *u.shape[1:], 2))),
+    ],
     "parameter": lambda t: torch.nn.Parameter(t.float() + 0),
     "parameter of itself": lambda t: torch.nn.Parameter(t, requires_grad=t.is_floating_point()),
     "contiguous, then written": lambda t: [t.contiguous(), changed(t, lambda u: u.mul_(2)), t.contiguous().mul_(2), t + 0],
@@ -167,6 +214,15 @@ USES: dict[str, Callable[[Any], Any]] = {
     "crop": lambda t: F.crop(t, 2, 3, 4, 5),
     "pad": lambda t: [F.pad(t, [1, 2]), F.pad(t, 3, padding_mode="reflect"), F.pad(t, [1, 2, 3, 4], 7, "constant")],
     "return type": lambda t: returned(t),
+    "types of v1": lambda t: [named(each) for each in (
+        *(F.convert_image_dtype(t, dtype) for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)),
+        *(v2.functional.convert_image_dtype(t, dtype) for dtype in (torch.float16, torch.float32)),
+        *(F.rgb_to_grayscale(gray, count) for gray in (t, v2.functional.rgb_to_grayscale(t)) for count in (1, 3)),
+        *(call(t) for call in (F.hflip, F.invert, F.autocontrast, lambda u: F.pad(u, 0), lambda u: F.rotate(u, 0))),
+    )],
+    "type as on another device": lambda t: t.type_as(torch.empty(0, device="meta")).device.type,
+    "masks and numbers, flipped": lambda t: [(t > 0.5).flip(0, 1), t.long().flip((0, 2)), (t > 0.5).flip(1)],
+    "erased by itself": lambda t: [F.erase(t, 0, 0, *t.shape[1:], t), F.erase(t, 0, 0, *t.shape[1:], t, inplace=True) is t],
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from torch.utils._pytree import tree_leaves
+from torch.utils.data import default_collate
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as F1
 from torchvision.transforms.v2 import functional as F2
@@ -217,6 +218,22 @@ def test_the_image_by_its_name(name: str, module: ModuleType) -> None:
             same_value(KEYWORDS[name](module, image), expected)
             with pytest.raises(TypeError, match="argument"):
                 module.resized_crop(top=1, left=2, height=8, width=9, size=[5, 6])
+
+
+def test_zeros_of_both_signs() -> None:
+    """They are equal for Python, and a plan is made once for equal calls."""
+
+    def made() -> list[torch.Tensor]:
+        image = F1.to_tensor(make_photo(30, 21, 3))
+        values = [torch.tensor(zero).expand(3, 1, 1) for zero in (0.0, -0.0)]
+        erased = [F2.erase(image, 2, 3, 4, 5, value) for value in values]
+        turned = [F2.rotate(image, 20, fill=zero) for zero in (0.0, -0.0)]
+        padded = [F2.pad(image, 2, fill=zero) for zero in (0.0, -0.0)]
+        return [default_collate(images).to("cpu").signbit() for images in (erased, turned, padded)]
+
+    expected = made()
+    with torch_sink.image_backend("device", device="cpu"):
+        assert all(map(torch.equal, made(), expected))
 
 
 def test_what_one_normalization_refuses_another_records() -> None:

@@ -121,6 +121,8 @@ IN_STOCK_CODE: dict[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
     "a mean of another type": (FLOATS, lambda x: x - MEAN.double()),
     "a mean that learns": (FLOATS, lambda x: (x - MEAN.clone().requires_grad_()).detach()),
     "a mean of another shape": (FLOATS, lambda x: x - MEAN[None]),
+    "a mask, flipped with its channels": (ALL, lambda x: (x > 0.5).flip(0, 1)),
+    "whole numbers, flipped with their channels": (BYTES, lambda x: x.long().flip((0, 2))),
     "a step": (ALL, lambda x: x[:, ::2]),
     "a channel": (ALL, lambda x: x[0]),
     "the first channel": (ALL, lambda x: x[:1]),

@@ -17,6 +17,7 @@ import torch_sink
 from image.cases import gray_images, rgb_images
 from image.check import check_pipeline
 from image.uncommon_cases import UNCOMMON
+from torch_sink.damage.report import decode_errors, policy_of_thread
 from torch_sink.image import reroute
 from torch_sink.image.core import settings
 
@@ -142,6 +143,17 @@ def test_scripting_what_calls_functionals_that_were_looked_up_while_the_backend_
     pixels = torch.randint(0, 256, (3, 14, 17), dtype=torch.uint8)
     for compiled in (within, torch.jit.script(darker)):
         assert torch.equal(compiled(pixels), darker(pixels))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_scripting_leaves_the_policy_of_a_thread_to_it() -> None:
+    with torch_sink.image_backend("device", device="cpu"):
+        with policy_of_thread("skip"):
+            torch.jit.script(torch.nn.Linear(2, 2))
+            assert decode_errors.policy == "skip"
+        assert decode_errors.policy == "raise"
+        assert settings.active is not None
+        assert settings.active.on_decode_error == "raise"
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
+from torchvision.transforms import _functional_tensor as F_tensor
 from torchvision.transforms import functional as F
 from torchvision.transforms import v2
 
@@ -29,6 +30,7 @@ from torch_sink.image.run.batch import LazyBatch
 
 pytestmark = [pytest.mark.halved, pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")]
 
+NORMALIZES = F.normalize, F_tensor.normalize, v2.functional.normalize
 TO_TENSOR, NORMALIZE = v1.ToTensor(), v1.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
 Transform = Callable[[Any], Any]
 
@@ -252,7 +254,16 @@ USES: dict[str, Callable[[], Any]] = {
     "printing": lambda: [repr(batch_of()), str(torch.stack(crops()))],
     "normalized whole": lambda: [F.normalize(torch.stack(crops()), [0.5], [0.2]), F.hflip(torch.stack(crops()))],
     "normalized whole, in place": lambda: [
-        [F.normalize(stack, [0.5], [0.2], inplace=True), stack] for stack in [torch.stack(crops())]
+        [normalize(stack, [0.5], [0.2], True), stack] for stack in [torch.stack(crops())] for normalize in NORMALIZES
+    ],
+    "normalized whole, into another": lambda: [
+        [normalize(stack, [0.5], [0.2], False), stack] for stack in [torch.stack(crops())] for normalize in NORMALIZES
+    ],
+    "attributes": lambda: [
+        getattr(each(stack), "path", None)
+        for each in (copy.copy, copy.deepcopy, lambda stack: pickle.loads(pickle.dumps(stack)))
+        for stack in [torch.stack(crops())]
+        for stack.path in ["a.jpg"]
     ],
     "other calls on the whole": lambda: [F.resize(torch.stack(crops()), [6, 5]), v2.functional.invert(batch_of())],
     "of another type": lambda: [

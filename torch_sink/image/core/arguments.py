@@ -39,7 +39,7 @@ def fill_of_each_channel(image: Recording, fill: Any) -> Any:
         return None
     values = tuple(fill) if isinstance(fill, (list, tuple)) else (fill,)
     channels = image.shape[0]
-    if len(values) not in (1, channels) or not all(map(is_number, values)):
+    if len(values) not in (1, channels) or not all(map(is_number, values)) or has_minus_zero(values):
         return NotImplemented
     if image.dtype == torch.uint8 and not all(0 <= value <= 255 for value in values):
         return NotImplemented
@@ -88,6 +88,11 @@ def padding_fits(sides: Sides, mode: str, height: int, width: int) -> bool:
 def is_computed_in_float32(family: str, image: Recording) -> bool:
     """True where stock code computes in float32, or in Pillow; a script's default dtype changes that for bytes."""
     return family == "pil" or image.dtype != torch.uint8 or torch.get_default_dtype() == torch.float32
+
+
+def is_constant(value: Any) -> bool:
+    """True for a tensor of which calls can keep a copy: on the CPU, and none whose gradient stock code would track."""
+    return isinstance(value, torch.Tensor) and value.device.type == "cpu" and not value.requires_grad
 
 
 def is_factor(factor: Any) -> bool:

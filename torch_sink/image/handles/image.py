@@ -302,7 +302,7 @@ class LazyImage(LazyPixels, metaclass=StockType):
             recording = self.used()
             uses.batches += 1
             info = {"info": self.info} if "info" in self.__dict__ else None
-            return unpickled, (self.lazy_class, recording), info
+            return unpickled, (self.lazy_class, {}, recording), info
         with executing():
             return copyreg._reconstructor, (Image.Image, object, None), self.__getstate__()  # type: ignore[attr-defined]
 

@@ -68,6 +68,11 @@ class Lazy:
         """False once the values were made."""
         raise NotImplementedError
 
+    @property
+    def lazy_attributes(self) -> dict[str, Any]:
+        """The attributes that a program has set."""
+        return {name: value for name, value in vars(self).items() if name not in self.fields}
+
     def make(self) -> None:
         """Makes the values, and calls `become`."""
         raise NotImplementedError
@@ -85,7 +90,7 @@ class Lazy:
         """Becomes `real`, to which the caller keeps no reference. Returns the real tensor, as `materialize` does."""
         if not isinstance(self, Lazy):
             return self  # another thread was faster
-        kept = {name: value for name, value in vars(self).items() if name not in self.fields}
+        kept = self.lazy_attributes
         with plain_call():
             if _use_count(self) > 1:  # type: ignore[arg-type]
                 if self.lazy_real is None:

@@ -73,10 +73,15 @@ def stays(protocol: Any) -> bool:
     return protocol < 4  # type: ignore[no-any-return]
 
 
-def unpickled(lazy_class: tuple[str, str], *args: Any) -> Any:
-    """An object of the class that was defined in that module under that name: what pickles call."""
+def unpickled(lazy_class: tuple[str, str], attributes: dict[str, Any], *args: Any) -> Any:
+    """An object of the class that was defined in that module under that name: what pickles call.
+
+    `attributes` are those that the program has set on it.
+    """
     module, name = lazy_class
-    return getattr(importlib.import_module(module), name)(*args)
+    made = getattr(importlib.import_module(module), name)(*args)
+    made.__dict__.update(attributes)
+    return made
 
 
 # Methods that Python calls, as programs write them; those of operators also with their operands exchanged or in place.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -251,12 +252,23 @@ class Handle(Lazy):
         if stays(protocol) or not self.is_recording or settings.sends_pixels():
             return self.materialize().__reduce_ex__(protocol)
         uses.batches += 1
-        return unpickled, (self.lazy_class, self.lazy_recording)
+        return unpickled, (self.lazy_class, self.lazy_attributes, self.lazy_recording)
+
+    def __copy__(self) -> Any:
+        """Another tensor of the same memory, with the attributes that the program has set."""
+        if not self.is_recording:
+            return copy.copy(self.materialize())
+        made = self.record_as(type(self))
+        made.__dict__.update(self.lazy_attributes)
+        return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if not self.is_recording:
             return self.materialize().__deepcopy__(memo)
-        return self.record_nothing()
+        made = self.record_nothing()
+        if type(self) is LazyTensor:  # `tv_tensors.Image` drops them
+            made.__dict__.update(copy.deepcopy(self.lazy_attributes, memo))
+        return made
 
     def record_nothing(self, kind: Any = None) -> Any:
         """A second, independent handle for the same values, of another kind where one is given."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torch_sink.image.core.arguments import fits_range
+from torch_sink.image.core.arguments import fits_range, has_minus_zero, is_constant
 from torch_sink.image.core.lowering import LoweredImage, three
 from torch_sink.image.core.ops import Op, Operation, Stock, TensorArgument
 from torch_sink.image.core.recording import Recording, record_maybe_in_place
@@ -21,22 +21,22 @@ _NO_BOX = 0, 0, 0, 0, (0.0,)
 
 def _erase(family: str, image: Recording, i: int, j: int, h: int, w: int, v: Any, inplace: bool = False) -> Any:
     channels, height, width = image.shape
-    if getattr(v, "lazy_recording", None) is image:
+    if getattr(v, "lazy_recording", None) is image and (i, j, h, w) == (0, 0, height, width):
         # What `RandomErasing` asks for where it finds no box: nothing is erased.
         return image if inplace else image.record(Op(f"{family}.erase", _NO_BOX))
-    if not isinstance(v, torch.Tensor) or v.ndim != 3 or v.device.type != "cpu":
+    if not is_constant(v) or v.ndim != 3:
         return NotImplemented
     is_inside = min(i, j) >= 0 and min(h, w) > 0 and i + h <= height and j + w <= width
     if not is_inside:
         return NotImplemented
     if v.shape == (channels, h, w) and v.numel() > channels:
         # Converted as the assignment in stock code does it; a copy, for the caller may go on to write to its own.
-        pixels = TensorArgument(v.detach().to(image.dtype, copy=True))
+        pixels = TensorArgument(v.to(image.dtype, copy=True))
         return record_maybe_in_place(image, inplace, f"{family}.erase", (i, j, h, w, pixels))
     if v.shape[1:] != (1, 1) or len(v) not in (1, channels):
         return NotImplemented
     values = tuple(v.flatten().tolist())
-    if image.dtype == torch.uint8 and not all(0 <= value < 256 for value in values):
+    if has_minus_zero(values) or (image.dtype == torch.uint8 and not all(0 <= value < 256 for value in values)):
         return NotImplemented
     return record_maybe_in_place(image, inplace, f"{family}.erase", (i, j, h, w, values))
 

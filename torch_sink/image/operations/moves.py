@@ -166,7 +166,7 @@ def crop(family: str, image: Recording, top: Any, left: Any, height: Any, width:
 def _crop_image(image: Recording, box: Any = None) -> Any:
     if box is None:
         return image.copied()
-    if len(box) != 4:
+    if not isinstance(box, (tuple, list)) or len(box) != 4:
         return NotImplemented
     left, upper, right, lower = map(int, map(round, box))
     if right <= left or lower <= upper:
@@ -330,9 +330,11 @@ def _axes(*dims: Any) -> tuple[int, ...]:
 
 def _flip(image: Recording, *dims: Any) -> Any:
     axes = _axes(*dims)
+    made: Any = image if axes else NotImplemented
     for axis, name in enumerate(("flip of channels", "v1.vflip", "v1.hflip")):
-        image = image.record(Op(name)) if axis in axes else image
-    return image if axes else NotImplemented
+        if axis in axes and made is not NotImplemented:
+            made = made.record(Op(name))
+    return made
 
 
 def _lower_flip_of_channels(lowered: LoweredImage) -> None:
@@ -354,7 +356,7 @@ _METHODS = frozenset(Image.Transpose)
 
 
 def _transpose(image: Recording, method: Any) -> Any:
-    if method not in _METHODS:
+    if not isinstance(method, int) or method not in _METHODS:
         return NotImplemented
     channels, height, width = image.shape
     sides = (height, width) if method in _HALF_TURNS else (width, height)

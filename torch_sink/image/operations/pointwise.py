@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torchvision.tv_tensors import _torch_function_helpers as return_types
 
-from torch_sink.image.core.arguments import is_number, is_tabled
+from torch_sink.image.core.arguments import is_constant, is_number, is_tabled
 from torch_sink.image.core.fallback import executing
 from torch_sink.image.core.lowering import CONVERSIONS, LoweredImage, made_of_bytes, value_planes
 from torch_sink.image.core.ops import (
@@ -58,8 +58,7 @@ def _written(value: Any, shared: int) -> Argument | None:
         return "itself", value
     if type(value) is not torch.Tensor:
         return _number(value)
-    is_constant = value.device.type == "cpu" and value.numel() <= _MOST_VALUES and not value.requires_grad
-    if not is_constant or value.shape[1:] not in ((), (1, 1)):
+    if not is_constant(value) or value.numel() > _MOST_VALUES or value.shape[1:] not in ((), (1, 1)):
         return None
     numbers = tuple(map(_number, value.flatten().tolist()))
     return None if None in numbers else ("tensor", value.dtype, tuple(value.shape), numbers)

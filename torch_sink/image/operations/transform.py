@@ -29,7 +29,8 @@ def _transform(
     image: Recording, size: Any, method: Any, data: Any = None, resample: int = Image.Resampling.NEAREST, fill: int = 1,
     fillcolor: Any = None,
 ) -> Any:  # fmt: skip
-    if method not in _COEFFICIENTS or data is None:
+    is_size = isinstance(size, (tuple, list)) and len(size) == 2
+    if not is_size or not isinstance(method, int) or method not in _COEFFICIENTS or data is None:
         return NotImplemented
     # A fill as torchvision passes it on: three integers for "RGB", one for "L", or None for black.
     channels = 3 if image.mode == "RGB" else 1

@@ -17,7 +17,13 @@ from torchvision.transforms import _functional_tensor as F_tensor
 from torchvision.transforms import functional as F
 from torchvision.transforms.v2 import functional as F_v2
 
-from torch_sink.image.core.arguments import has_minus_zero, is_number, is_scaled_bytes, is_tabled
+from torch_sink.image.core.arguments import (
+    has_minus_zero,
+    is_constant,
+    is_number,
+    is_scaled_bytes,
+    is_tabled,
+)
 from torch_sink.image.core.lowering import LoweredImage, float_bits, three
 from torch_sink.image.core.ops import EXACT_BYTES, NUMERIC, Op, Operation, Recorder, always, both
 from torch_sink.image.core.recording import Recording, record_maybe_in_place
@@ -99,8 +105,9 @@ def _becomes(dtype: torch.dtype) -> Recorder:
     return lambda image: to_type(image, dtype)
 
 
-def _type_as(image: Recording, other: torch.Tensor) -> Any:
-    return to_type(image, other.dtype) if type(image) is Recording else NotImplemented
+def _type_as(image: Recording, other: Any) -> Any:
+    is_on_cpu = type(other) is Recording or other.device.type == "cpu"
+    return to_type(image, other.dtype) if type(image) is Recording and is_on_cpu else NotImplemented
 
 
 _TYPES = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16, "bool": torch.bool}
@@ -136,7 +143,7 @@ _SMALLEST_STD = 1e-6
 
 def _statistics(values: Any, channels: int) -> tuple[float, ...] | None:
     """The mean or std of a normalization as a tuple of floats, or None if unsupported."""
-    if isinstance(values, (torch.Tensor, np.ndarray)) and values.ndim == 1:
+    if (is_constant(values) or isinstance(values, np.ndarray)) and values.ndim == 1:
         values = values.tolist()
     if not isinstance(values, (list, tuple)) or len(values) not in (1, channels):
         return None
@@ -275,9 +282,9 @@ def _constants(image: Any, constant: Any) -> tuple[float, ...] | None:
         return None
     if is_number(constant):
         values = (float(constant),)
-    elif type(constant) is torch.Tensor and constant.dtype == torch.float32 and constant.device.type == "cpu":
+    elif type(constant) is torch.Tensor and constant.dtype == torch.float32 and is_constant(constant):
         # A tensor [C, 1, 1], as programs write a mean.
-        if constant.requires_grad or constant.shape not in ((image.shape[0], 1, 1), (1, 1, 1)):
+        if constant.shape not in ((image.shape[0], 1, 1), (1, 1, 1)):
             return None
         values = tuple(constant.flatten().tolist())
     else:

@@ -17,7 +17,7 @@ from torchvision.transforms import _functional_tensor as F_tensor
 from torchvision.transforms.v2 import functional as F_v2
 from torchvision.transforms.v2.functional import _geometry as v2_geometry
 
-from torch_sink.image.core.arguments import fill_of_each_channel, fits_range
+from torch_sink.image.core.arguments import fill_of_each_channel, fits_range, is_constant
 from torch_sink.image.core.lowering import FORMULAS, LoweredImage, three
 from torch_sink.image.core.ops import MOVED, NEAREST, NUMERIC, Op, Operation, Promise, TensorArgument
 from torch_sink.image.core.recording import Recording
@@ -253,12 +253,12 @@ _warp(
 def _elastic(
     family: str, image: Recording, displacement: Any, interpolation: Any = Mode.BILINEAR, fill: Any = None
 ) -> Any:
-    if not isinstance(displacement, torch.Tensor) or (family == "v1" and displacement.dtype != torch.float32):
+    if not is_constant(displacement) or (family == "v1" and displacement.dtype != torch.float32):
         return NotImplemented
-    if displacement.shape != (1, *image.shape[1:], 2) or displacement.device.type != "cpu":
+    if displacement.shape != (1, *image.shape[1:], 2):
         return NotImplemented
     # A copy, for the caller may go on to write to its own.
-    field = TensorArgument(displacement.detach().to(torch.float32, copy=True))
+    field = TensorArgument(displacement.to(torch.float32, copy=True))
     if family == "v1":
         mode = "bilinear" if interpolation is Mode.BILINEAR else interpolation
         return _record(image, "v1.elastic_transform", (field,), mode, fill)

@@ -15,7 +15,7 @@ from torch_sink.errors import DecodeError, SinkError
 from torch_sink.image.core import uses
 from torch_sink.image.core.arguments import parsed_to
 from torch_sink.image.core.fallback import executing, report_fallback
-from torch_sink.image.core.ops import RECORDERS_OF, Op, made_by
+from torch_sink.image.core.ops import RECORDERS_OF, InPlaceOp, Op, made_by
 from torch_sink.image.core.recording import Recording
 from torch_sink.image.handles.lazy import Lazy
 from torch_sink.image.handles.names import StockTensorType, named_as, stays, unpickled
@@ -177,7 +177,7 @@ class LazyBatch(Lazy, torch.Tensor, metaclass=StockTensorType):  # type: ignore[
     def __reduce_ex__(self, protocol: Any) -> Any:
         if stays(protocol) or not self.is_recording:
             return self.materialize().__reduce_ex__(protocol)
-        return unpickled, (self.lazy_class, self.images, self.lazy_shape)
+        return unpickled, (self.lazy_class, self.lazy_attributes, self.images, self.lazy_shape)
 
     @property
     def is_recording(self) -> bool:
@@ -187,13 +187,16 @@ class LazyBatch(Lazy, torch.Tensor, metaclass=StockTensorType):  # type: ignore[
     def record_each(self, recorder: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A batch of what a recorder makes of each image, or `NotImplemented`."""
         images = self.images
-        before = images.recordings if self.is_recording and not kwargs.get("inplace") else []
+        before = images.recordings if self.is_recording else []
         made = [made_by(recorder, image, *args, **kwargs) for image in before]
         if not made or any(image is NotImplemented for image in made):
             return NotImplemented
-        is_same = all(map(operator.is_, made, before))
+        if all(map(operator.is_, made, before)):
+            return self
+        if any(type(image.calls[-1]) is InPlaceOp for image in made):  # it would change this batch as well
+            return NotImplemented
         others = Images(made, images.destination, images.interpreted)
-        return self if is_same else LazyBatch(others, (*self.lazy_shape[:-3], *made[0].shape))
+        return LazyBatch(others, (*self.lazy_shape[:-3], *made[0].shape))
 
     def record_mix(self, op: Op) -> LazyBatch:
         """A new batch with one more call that mixes its images; mixes run after every image is made."""
@@ -203,7 +206,9 @@ class LazyBatch(Lazy, torch.Tensor, metaclass=StockTensorType):  # type: ignore[
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if not self.is_recording:
             return self.materialize().__deepcopy__(memo)
-        return LazyBatch(copy.deepcopy(self.images, memo), self.lazy_shape)
+        made = LazyBatch(copy.deepcopy(self.images, memo), self.lazy_shape)
+        made.__dict__.update(copy.deepcopy(self.lazy_attributes, memo))
+        return made
 
     def __len__(self) -> int:
         return self.shape[0]
