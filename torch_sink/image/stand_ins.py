@@ -180,11 +180,11 @@ _KEEP_TYPE: dict[str, Callable[[Recording, Recording], bool]] = {
 }
 
 
-def on_tensor(name: str, recorder: Recorder | None, makes_pure: bool = False) -> Make:
+def on_tensor(name: str, recorder: Recorder | None, makes_pure: bool = False, wraps: bool = False) -> Make:
     """Makes stand-ins for tensor functionals and kernels, which record on handles and give stock code real tensors.
 
-    With `makes_pure`, the result for a `tv_tensors.Image` is a pure tensor, but for `_KEEP_TYPE`. `name` is for the
-    report.
+    With `makes_pure`, the result for a `tv_tensors.Image` is a pure tensor, but for `_KEEP_TYPE`. With `wraps`, it is
+    another tensor object, also where nothing changes. `name` is for the report.
     """
 
     kind_of_result = LazyTensor if makes_pure else None
@@ -203,6 +203,8 @@ def on_tensor(name: str, recorder: Recorder | None, makes_pure: bool = False) ->
             is_recording = (image.lazy_real is None and image.lazy_base is None) or image.is_recording
             if is_recording and recorder is not None:
                 made = _record_on(image, recorder, args, kwargs, kind_of_result, keeps)
+                if made is image and wraps and type(image) is LazyTVImage:
+                    return image.as_tv_image()
                 if made is not NotImplemented:
                     return made
             dtype = image.dtype
@@ -233,7 +235,7 @@ _QUERIES: dict[str, Recorder] = {
 def tensor_kernel(family: str, name: str) -> Make:
     """The stand-in for a kernel of `transforms`, "v1", or `transforms.v2`, "v2"."""
     recorder = _QUERIES.get(name) or RECORDERS.get(f"{family}.{name}")
-    return on_tensor(name, recorder, makes_pure=family == "v1")
+    return on_tensor(name, recorder, makes_pure=family == "v1", wraps=family == "v2")
 
 
 def handle_kernel(name: str, function: Stock) -> Make:

@@ -104,6 +104,27 @@ def copied_and_written(tensor: Any) -> Any:
     return type(copied).__name__, copied + 0, tensor + 0
 
 
+def gray_copied(tensor: Any) -> Any:
+    made = copy.deepcopy(v2.functional.rgb_to_grayscale(tensor, 3))
+    try:
+        made[0] = 0
+    except RuntimeError as error:  # of memory that the channels share
+        return str(error)
+    return made.stride(), made + 0
+
+
+# Calls of v2 that find nothing to do.
+SAME: list[Callable[[Any], Any]] = [
+    lambda t: v2.functional.resize(t, [*t.shape[1:]]),
+    lambda t: v2.functional.to_dtype(t, t.dtype, scale=True),
+    lambda t: v2.functional.convert_image_dtype(t, t.dtype),
+    lambda t: v2.functional.grayscale_to_rgb(t),
+    lambda t: v2.functional.erase(t, 1, 2, 3, 4, torch.zeros(3, 1, 1), inplace=True),
+    lambda t: v2.functional.center_crop(t, [*t.shape[1:]]),
+    lambda t: F.convert_image_dtype(t, t.dtype),
+]
+
+
 def unpickled(tensor: Any) -> Any:
     return pickle.loads(pickle.dumps(tensor))
 
@@ -155,6 +176,11 @@ USES: dict[str, Callable[[Any], Any]] = {
     "conversions": lambda t: [t.float(), t.half(), t.to(torch.int64), t.double(), t.to("cpu"), t.cpu(), t.type(torch.int32)],
     "copies": lambda t: [t.clone(), t.detach(), t.contiguous(), copy.copy(t), copy.deepcopy(t)],
     "copied, then written": copied_and_written,
+    "a deep copy of a gray image, written": lambda t: gray_copied(t),
+    "what changes nothing": lambda t: [
+        [made is t, setattr(made, f"of_{at}", 1), hasattr(t, f"of_{at}"), made.mul_(2) + 0, t + 0]
+        for at, call in enumerate(SAME) for made in [call(t)]
+    ],
     "attributes": lambda t: [kept_attributes(t, each) for each in (copy.copy, copy.deepcopy, unpickled, torch.clone)],
     "numpy": lambda t: [t.numpy(), np.asarray(t), t.tolist()],
     "dlpack": lambda t: torch.from_dlpack(t.clone()),

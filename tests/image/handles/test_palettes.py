@@ -78,6 +78,9 @@ RECORDED: dict[str, Callable[[Any], Any]] = {
 }
 # Stock code's result, or its error.
 IN_STOCK_CODE: dict[str, Callable[[Any], Any]] = {
+    "rotate, a filter that it refuses": lambda mask: F.rotate(mask, 30, InterpolationMode.LANCZOS),
+    "affine, a filter that it refuses": lambda mask: F2.affine(mask, 9, [1, 2], 1.1, [0], InterpolationMode.BOX),
+    "warped, a filter that it refuses": lambda mask: mask.transform((9, 8), 0, (1, 0, 0, 0, 1, 0), Image.LANCZOS),
     "brightness": lambda mask: F.adjust_brightness(mask, 0.5),
     "gamma": lambda mask: F.adjust_gamma(F.hflip(mask), 2.0),
     "invert": lambda mask: F2.invert(F.hflip(mask)),

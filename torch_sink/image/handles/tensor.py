@@ -266,8 +266,7 @@ class Handle(Lazy):
         if not self.is_recording:
             return self.materialize().__deepcopy__(memo)
         made = self.record_nothing()
-        if type(self) is LazyTensor:  # `tv_tensors.Image` drops them
-            made.__dict__.update(copy.deepcopy(self.lazy_attributes, memo))
+        made.__dict__.update(copy.deepcopy(self.lazy_attributes, memo))
         return made
 
     def record_nothing(self, kind: Any = None) -> Any:
@@ -287,6 +286,10 @@ class LazyTensor(Handle, torch.Tensor, metaclass=StockTensorType):  # type: igno
 @named_as(tv_tensors.Image)
 class LazyTVImage(Handle, tv_tensors.Image, metaclass=StockTensorType):
     """A `tv_tensors.Image` [C, H, W] that `ToImage` would return; uint8 in [0, 255] or float."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A clone, as in stock code: without the attributes that the program has set."""
+        return self.clone() if self.is_recording else super().__deepcopy__(memo)
 
     @staticmethod
     def _stock_type(tensor: torch.Tensor) -> torch.Tensor:

@@ -42,11 +42,11 @@ def _transform(
 
 def _recorded(image: Recording, size: Any, method: int, data: Any, resample: int, fill: Any) -> Any:
     """`_transform`, with a fill that it has looked at."""
-    (width, height), resample = size, filter_of(image, resample)
-    data = tuple(map(float, data))
+    (width, height), data = size, tuple(map(float, data))
     is_whole = len(data) >= _COEFFICIENTS[method] and all(map(math.isfinite, data))
     if resample not in _FILTERS or not is_whole:
         return NotImplemented
+    resample = filter_of(image, resample)
     is_nearest = method == _AFFINE and resample == _NEAREST
     if min(width, height) <= 0 or (is_nearest and not _fits_16_bits(data, width, height)):
         return NotImplemented

@@ -106,8 +106,8 @@ def _becomes(dtype: torch.dtype) -> Recorder:
 
 
 def _type_as(image: Recording, other: Any) -> Any:
-    is_on_cpu = type(other) is Recording or other.device.type == "cpu"
-    return to_type(image, other.dtype) if type(image) is Recording and is_on_cpu else NotImplemented
+    is_here = type(other) is Recording or (isinstance(other, torch.Tensor) and other.device.type == "cpu")
+    return to_type(image, other.dtype) if type(image) is Recording and is_here else NotImplemented
 
 
 _TYPES = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16, "bool": torch.bool}
