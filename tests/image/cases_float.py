@@ -128,7 +128,6 @@ FALLS_BACK: dict[str, Callable[[], Pipeline]] = {
     "v1 erased by no bytes": lambda: v1.Compose(
         [v1.PILToTensor(), functools.partial(F1.erase, i=2, j=3, h=5, w=7, v=torch.full((3, 1, 1), 300.7))]
     ),
-    "a box blur": lambda: _v1(before=(lambda image: image.filter(ImageFilter.BoxBlur(2)),)),
     "a blur of two radii": lambda: _v1(before=(lambda image: image.filter(ImageFilter.GaussianBlur((0.1, 9))),)),
     "values between bounds": lambda: _v1(v1.Resize(SIZE, BICUBIC), lambda image: image.clamp(0.1, 0.9)),
     "v1 normalized half precision behind an erased box": lambda: v1.Compose(

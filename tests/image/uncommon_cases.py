@@ -68,6 +68,11 @@ UNCOMMON: dict[str, Callable[[], Pipeline]] = {
         functools.partial(_filter, ImageFilter.GaussianBlur(1.7)), v1.RandomHorizontalFlip(),
         functools.partial(_filter, ImageFilter.GaussianBlur(9)), v1.PILToTensor(),
     ),
+    "Pillow's box blur": lambda: _v1(
+        functools.partial(_filter, ImageFilter.BoxBlur(2)), v1.RandomHorizontalFlip(),
+        functools.partial(_filter, ImageFilter.BoxBlur((0.4, 0))), functools.partial(_filter, ImageFilter.BoxBlur((0, 99.5))),
+        v1.PILToTensor(),
+    ),
     "Pillow's kernels of weights": lambda: _v1(
         v1.RandomCrop(SIZE, padding=4, fill=(9, 90, 200)), functools.partial(_filter, ImageFilter.SHARPEN),
         v1.RandomHorizontalFlip(), functools.partial(_filter, ImageFilter.Kernel((5, 5), [*range(-3, 22)], offset=-20)),

@@ -97,7 +97,9 @@ IN_STOCK_CODE: dict[str, Callable[[], Any]] = {
     "a function": lambda: lambda: ImageFilter.BLUR(),
     "the class of them all": lambda: ImageFilter.BuiltinFilter,
     "a median": ImageFilter.MedianFilter,
-    "a box blur": lambda: ImageFilter.BoxBlur(1),
+    "a box blur of a list": lambda: ImageFilter.BoxBlur([1, 2]),
+    "a box blur wider than any image": lambda: ImageFilter.BoxBlur(1000),
+    "a box blur whose radius was changed": lambda: changed(ImageFilter.BoxBlur(1), radius=-1),
     "an unsharp mask": ImageFilter.UnsharpMask,
     "no filter": lambda: 3,
 }  # fmt: skip

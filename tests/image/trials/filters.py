@@ -12,6 +12,8 @@ from image.examples import Arguments, Example, Examples, of_functional, of_metho
 def _filter_examples(a: Arguments) -> list[Example]:
     calls: dict[str, Any] = {
         "GaussianBlur": ImageFilter.GaussianBlur(a.chance.uniform(0.1, 3)),
+        "BoxBlur": ImageFilter.BoxBlur(a.chance.uniform(0.1, 5)),
+        "BoxBlur, two radii": ImageFilter.BoxBlur((a.chance.uniform(0.1, 5), a.chance.uniform(0.1, 5))),
         "SHARPEN": ImageFilter.SHARPEN,
         "SMOOTH_MORE": ImageFilter.SMOOTH_MORE,
     }

@@ -113,22 +113,32 @@ functional(
     promise=ROUNDED,
 )
 
-# --- Pillow's blur
+# --- Pillow's blurs
 
 _LARGEST_BLUR = 1000.0  # pixels
 _PASSES = 3  # of a box, in Pillow's Gaussian blur
 _ONE = 1 << 24
 
 
-def _lower_blur_of_image(lowered: LoweredImage, sigma: float) -> None:
+def _add_boxes(lowered: LoweredImage, radius: np.float32, across: int, down: int, passes: int) -> None:
     """BOX_BLUR: (width, height, whole radius, weight of whole pixels, of the two in part, step across, step down)."""
-    radius = _box_radius(sigma)
     whole_radius = int(radius)
     weight = int(np.float32(_ONE) / (radius * np.float32(2) + np.float32(1)))
     part = (_ONE - (2 * whole_radius + 1) * weight) // 2
+    for _ in range(passes):
+        lowered.add(Kind.BOX_BLUR, lowered.width, lowered.height, whole_radius, weight, part, across, down)
+
+
+def _lower_blur_of_image(lowered: LoweredImage, sigma: float) -> None:
+    radius = _box_radius(sigma)
     for across, down in ((1, 0), (0, 1)):
-        for _ in range(_PASSES):
-            lowered.add(Kind.BOX_BLUR, lowered.width, lowered.height, whole_radius, weight, part, across, down)
+        _add_boxes(lowered, radius, across, down, _PASSES)
+
+
+def _lower_box_blur(lowered: LoweredImage, x_radius: float, y_radius: float) -> None:
+    for radius, across, down in ((x_radius, 1, 0), (y_radius, 0, 1)):
+        if radius:  # Pillow leaves an axis alone whose radius is 0
+            _add_boxes(lowered, np.float32(radius), across, down, 1)
 
 
 def _box_radius(sigma: float) -> np.float32:
@@ -199,6 +209,15 @@ def _is_exact(bits: np.ndarray, offset: float) -> bool:
     return bool((steps % 1 == 0).all() and 255 * np.abs(weights).sum() + abs(begin) < 1 << 16)
 
 
+def _box_blur(image: Recording, radius: Any) -> Any:
+    radii = (radius, radius) if is_number(radius) else radius
+    if type(radii) is not tuple or len(radii) != 2:
+        return NotImplemented
+    if not all(is_number(value) and 0 <= value < _LARGEST_BLUR for value in radii):
+        return NotImplemented
+    return image.record(Op("pil.box_blur", tuple(map(float, radii)))) if any(radii) else image.copied()
+
+
 def _filter(image: Recording, filter: Any) -> Any:
     if image.mode == "P":
         return NotImplemented
@@ -207,6 +226,8 @@ def _filter(image: Recording, filter: Any) -> Any:
         if not is_number(radius) or not 0 <= radius < _LARGEST_BLUR:
             return NotImplemented
         return image.record(Op("pil.gaussian_blur", (float(radius),))) if radius else image.copied()
+    if type(filter) is ImageFilter.BoxBlur:
+        return _box_blur(image, filter.radius)
     # Pillow's own filters, and classes of them, that run no code of a subclass.
     if isinstance(filter, type):
         is_builtin = issubclass(filter, ImageFilter.BuiltinFilter) and filter.__init__ is object.__init__
@@ -222,12 +243,17 @@ Operation(
     "Pillow's filters",
     stock={
         "pil.gaussian_blur": lambda image, sigma: image.filter(ImageFilter.GaussianBlur(sigma)),
+        "pil.box_blur": lambda image, x_radius, y_radius: image.filter(ImageFilter.BoxBlur((x_radius, y_radius))),
         "pil.kernel": lambda image, kernel, scale, offset: image.filter(
             ImageFilter.Kernel((math.isqrt(len(kernel)),) * 2, kernel, scale, offset)
         ),
     },
     record={"Image.filter": _filter},
-    lower={"pil.gaussian_blur": _lower_blur_of_image, "pil.kernel": _lower_kernel},
+    lower={
+        "pil.gaussian_blur": _lower_blur_of_image,
+        "pil.box_blur": _lower_box_blur,
+        "pil.kernel": _lower_kernel,
+    },
 )
 
 # --- sharpness
