@@ -47,7 +47,7 @@ def main() -> int:
     if not arguments.check:
         DATA.write_text(data)
         new = [line for line in data.splitlines()[1:] if line not in before.splitlines()]
-        print(*new, sep="\n", end="\n" if new else "")  # their `since`, and lines of releases in between, may be wrong
+        print(*(new or ["no row changed"]), sep="\n")  # their `since`, and lines of releases in between, may be wrong
         if is_newest():
             SUPPORT.write_text(support_page())
         return 0

@@ -263,7 +263,7 @@ the same weights and SGD, which is fused for all of them on a GPU; `cudnn.benchm
 before the first round. Then the loops take turns, in the opposite order in every second round, so that a busy machine \
 slows all of them. A figure is the median of the rounds. Ratios are those within a round, with the 20th and the 80th \
 percentile, and "no difference" where 1 lies between these; a loop that compiles or captures is compared with \
-`torch.compile`. On a CPU a `StepLoop` gains nothing, and must not cost anything. On a GPU, host time is what the \
+`torch.compile`. On a CPU a `StepLoop` gains nothing. On a GPU, host time is what the \
 training thread spends on the CPU; "reduce-overhead" is PyTorch's own way to CUDA graphs."""
 
 # Result file -> the figures in it that only a GPU gives.

@@ -1,8 +1,8 @@
-"""The table of what is replaced in other packages while the backend is on, and nothing else.
+"""The table of what is replaced in other packages while the backend is on.
 
-Every place in torchvision, in Pillow's plugin table, torch's collate table and the DataLoader's worker loop that is
-replaced stands here, or in `below.PLACES`. Each row says where, under which name, and what makes the stand-in from the
-stock object. `install` fills the places, `uninstall` puts back the very same objects.
+Every place in torchvision, Pillow, torch and timm that is replaced stands here, in `below.PLACES` or in `steps.STEPS`.
+Each row says where, under which name, and what makes the stand-in from the stock object. `install` fills the places,
+`uninstall` puts back the very same objects.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def _timm() -> Iterator[Row]:
 
 
 def _in_its_place(kernel: Any, stock: Any) -> Any:
-    """For a place where a kernel of another place stands."""
+    """For a place that gets the kernel of another one, whatever stands there."""
     return kernel
 
 

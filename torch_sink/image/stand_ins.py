@@ -239,7 +239,7 @@ def tensor_kernel(family: str, name: str) -> Make:
 
 
 def handle_kernel(name: str, function: Stock) -> Make:
-    """The kernel of `transforms.v2` for a type that has none; `function` runs the calls that cannot be recorded."""
+    """The kernel of `transforms.v2` for a lazy type; what cannot be recorded, `function` does with the real tensor."""
     return lambda stock: tensor_kernel("v2", name)(function)
 
 

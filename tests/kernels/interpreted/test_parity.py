@@ -172,7 +172,7 @@ _OF_BYTES = (0, 1) if _geometry._do_native_uint8_resize_on_cpu(_BILINEAR) else (
         (Op("v2.adjust_brightness", (1.5,)), False, 0, 1), (Op("v2.equalize"), False, 0, 1),
         (Op("v2.resize", ((3, 4), _BILINEAR, True)), False, *_OF_BYTES), (Op("v1.resize", ((3, 4), _BILINEAR, True)), False, 1, 0.99),
         (Op("v1.adjust_hue", (0.1,)), False, 1, 0.999), (Op("v1.affine", ((), "bilinear", None)), False, 1, 0.99),
-        (Op("v2.rotate", (1.0, False, None, None, "nearest", None)), False, math.inf, 0.99),
+        (Op("v2.rotate", (1.0, None, None, "nearest", None)), False, math.inf, 0.99),
         (Op("v2.adjust_sharpness", (1.5,)), True, 4e-6, 0), (Op("v2.affine", ("bilinear", None)), True, 1e-4, 0),
         (Op("v1.resize", ((3, 4), _BILINEAR, True)), True, 4e-6, 0), (Op("v1.resize", ((3, 4), _BILINEAR, False)), True, 1e-4, 0),
         (Op("v1.resize", ((3, 4), _NEAREST, True)), True, 0, 1),

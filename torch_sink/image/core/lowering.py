@@ -217,7 +217,7 @@ def _lower_call(lowered: LoweredImage, op: Op) -> None:
     elif op.operation.is_value and not lowered.is_float:
         lowered.value_ops.append(op)
         lowered.is_uint8 = lowered.is_uint8 and not makes_floats(op)
-    elif op.name in LOWER:  # others say nothing about values
+    elif op.name in LOWER:  # others, such as `clone`, change no pixel
         if not lowered.is_uint8 and not op.operation.moves:
             _look_up_values(lowered)
         LOWER[op.name](lowered, *op.args)

@@ -25,8 +25,8 @@ Lower = Callable[..., None]
 # `NotImplemented` if unsupported: the caller falls back.
 Recorder = Callable[..., Any]
 
-# Types of tensors that kernels compute with, and those that they write: half precision is what a call makes last. What
-# is of another type, as a mask is, only moves, and becomes other values by a table.
+# Types of tensors that kernels compute with, and those that they write: float16 and bfloat16 can only be the last
+# result. Masks and other integers can only be moved, or mapped value by value.
 NUMERIC = (torch.uint8, torch.float32)
 PIXELS = (*NUMERIC, torch.float16, torch.bfloat16)
 
@@ -117,12 +117,13 @@ class Operation:
         takes_palettes: it only moves pixels, which may be the numbers of colors in a palette.
         is_value: it makes one value of each, behind a conversion to a tensor: a table of 256 values holds it.
         moves: on floats it moves pixels and writes no new values, so that it may come before a table of values.
-        changes_layout: of a call: of a contiguous tensor it may make one that is not.
-        clamps: of a call: its floats lie in [0, 1].
-        leaves_range: of a call: its floats may lie outside of [0, 1].
-        overshoots: of a call: its floats may leave [0, 1] by what a bicubic filter adds.
-        loses_info: of a call: a Pillow image loses its `info`.
-        result: of a call: the type of tensor that it makes where it decides that, else None.
+        changes_layout: a function of the call, an `Op`, as those below: True if it may make a tensor that is not
+            contiguous of one that is.
+        clamps: True if its floats lie in [0, 1].
+        leaves_range: True if its floats may lie outside of [0, 1].
+        overshoots: True if its floats may leave [0, 1] by what a bicubic filter adds.
+        loses_info: True if a Pillow image loses its `info`.
+        result: the type of tensor that the call makes where it decides that, else None.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What the process knows of the samples and images that it makes: batches so far, and images that may be kept."""
+"""A count that tells samples apart, and the images of undecoded files that the program still holds."""
 
 from __future__ import annotations
 

@@ -47,33 +47,34 @@ class _StockFileType(StockType, ABCMeta):
 
 @named_as(JpegImageFile)
 class LazyJpegImageFile(LazyPixels, JpegImageFile, metaclass=_StockFileType):
-    """A `JpegImageFile` that has read its bytes and closed its file; its first operation gives a handle.
+    """A `JpegImageFile` that is in memory, its file closed. The first recorded call makes a `LazyImage`.
 
-    `format`, `info`, `draft`, `verify`, `load` and the rest are Pillow's own. See `note_read` for what they find.
+    `format`, `info`, `draft`, `verify`, `load` and the rest are Pillow's own, and find what they would find in Pillow
+    at that moment: see `note_read`.
     """
 
     lazy_file_source: EncodedSource
     lazy_tile: list[Any]  # `tile` when the file was opened; programs write to the list
 
     @property
-    def is_lazy(self) -> bool:
+    def is_recording(self) -> bool:
         if self._im is not None:
             return False
         fields = vars(self)  # `verify` and the end of a `with` block close the file
         return "lazy_used" in fields or (self.fp is not None and self.tile == fields.get("lazy_tile"))
 
     def lazy_handle(self) -> LazyImage | None:
-        return lazy_image(self) if self.is_lazy else None
+        return lazy_image(self) if self.is_recording else None
 
     def note_read(self) -> None:
-        if self.is_lazy:
+        if self.is_recording:
             vars(self).setdefault("lazy_used", uses.batches)
             vars(self).update(tile=[], fp=None)
             self.readonly = 0
 
     def records(self) -> bool:
-        """Whether a use is recorded: not if there are pixels, which a second sample's use makes (`keep_pixels`)."""
-        if not self.is_lazy:
+        """True while calls on this file record. Its use in a second sample makes its pixels (`keep_pixels`)."""
+        if not self.is_recording:
             return False
         fields, now = vars(self), uses.batches
         if fields.get("lazy_used", now) != now:
@@ -97,7 +98,7 @@ class LazyJpegImageFile(LazyPixels, JpegImageFile, metaclass=_StockFileType):
         object.__setattr__(self, "__class__", JpegImageFile)
 
     def draft(self, mode: str | None, size: tuple[int, int] | None) -> Any:
-        if self.is_lazy and "lazy_used" not in vars(self):
+        if self.is_recording and "lazy_used" not in vars(self):
             self.end()  # it changes the state
         return JpegImageFile.draft(self, mode, size)  # type: ignore[arg-type]
 

@@ -59,7 +59,7 @@ class LazyPixels(Image.Image):
     """
 
     @property
-    def is_lazy(self) -> bool:
+    def is_recording(self) -> bool:
         """False once the pixels were made."""
         raise NotImplementedError
 
@@ -84,13 +84,13 @@ class LazyPixels(Image.Image):
 
     @property
     def im(self) -> Any:
-        if self.is_lazy:
+        if self.is_recording:
             self._load()
         return Image.Image.im.fget(self)  # type: ignore[attr-defined]
 
     @im.setter
     def im(self, value: Any) -> None:
-        if self.is_lazy:
+        if self.is_recording:
             self.info, self.palette  # noqa: B018 - the source is asked for them while it is there
         self.__dict__["_im"] = value
         self._forget()
@@ -109,13 +109,13 @@ class LazyPixels(Image.Image):
         inside = caller.f_globals.get("__name__", "").startswith(("PIL.", "torch_sink.image."))
         goes_on = inside and caller.f_code.co_name not in _LOADS_FOR_THE_HEADER
         # Pillow and this package call `load()` to use the pixels next; other code, to have the errors of a file here.
-        if goes_on or is_executing() or not self.is_lazy or self.may_raise():
+        if goes_on or is_executing() or not self.is_recording or self.may_raise():
             return self._load()
         self.note_read()
         return PixelAccess(self._load)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _STATE and self.is_lazy:
+        if name in _STATE and self.is_recording:
             self.end()
         if name == "__class__":
             LazyPixels._forget(self)  # of a file the class has changed by now
@@ -181,7 +181,6 @@ class LazyImage(LazyPixels, metaclass=StockType):
         """False once the pixels were made."""
         return self.__dict__["_im"] is None
 
-    is_lazy = is_recording
     palette: Any = _Palette()
 
     def end(self) -> None:

@@ -1,9 +1,9 @@
 """Images that a dataset keeps in memory: a list of thumbnails, or a dict that fills up.
 
-Stock code has their pixels, and decodes none of them again. So here they are decoded once. Without a device, the first
-call that is recorded on an image decodes it. With one, an image that is used for a second sample keeps its pixels, if
-they take less memory than its file. And what the program holds when a pass over a DataLoader begins is decoded before
-its workers start, so that they share the pixels.
+In stock code such an image has pixels after its first use; here its file would be decoded for every sample. So it is
+decoded once. Without a device, the first call that is recorded on an image decodes it. With one, an image that is used
+for a second sample keeps its pixels, if they take less memory than its file. And what the program holds when a pass
+over a DataLoader begins is decoded before its workers start, so that they share the pixels.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def has_no_pixels(image: Any) -> bool:
     """Whether it is one of this package's whose pixels, or values, are not made yet."""
     if type(image) in HANDLES:
         return bool(image.is_recording)
-    return isinstance(image, LazyPixels) and image.is_lazy
+    return isinstance(image, LazyPixels) and image.is_recording
 
 
 def _keep_tensor(handle: Any) -> None:

@@ -193,7 +193,7 @@ def _rotate_v2(
     if expand:
         matrix = _inverse_rotation(height, width, angle, center)
         size = v2_geometry._compute_affine_output_size(matrix, width, height)[::-1]
-    parameters = angle, expand, None if center is None else tuple(center), size
+    parameters = angle, None if center is None else tuple(center), size
     return _record(image, "v2.rotate", parameters, _mode_v2(interpolation), fill, size)
 
 
@@ -201,7 +201,7 @@ def _inverse_rotation(height: int, width: int, angle: float, center: Any) -> lis
     return _inverse_affine(height, width, -angle, (0.0, 0.0), 1.0, (0.0, 0.0), center)
 
 
-def _lower_rotated(lowered: LoweredImage, angle: float, expand: bool, center: Any, size: _Size, *sampling: Any) -> None:
+def _lower_rotated(lowered: LoweredImage, angle: float, center: Any, size: _Size, *sampling: Any) -> None:
     matrix = _inverse_rotation(lowered.height, lowered.width, angle, center)
     _lower_affine("v2", lowered, matrix, size, *sampling)
 
@@ -209,8 +209,8 @@ def _lower_rotated(lowered: LoweredImage, angle: float, expand: bool, center: An
 _warp(
     "rotate",
     stock={
-        "v2.rotate": lambda image, angle, expand, center, size, mode, fill: F_v2.rotate_image(
-            image, angle, Mode(mode), expand, center, fill
+        "v2.rotate": lambda image, angle, center, size, mode, fill: F_v2.rotate_image(
+            image, angle, Mode(mode), size is not None, center, fill
         ),
     },
     record={"v1.rotate": _rotate_v1, "v2.rotate": _rotate_v2},
