@@ -348,3 +348,87 @@ def test_batches_of_three_are_refused_as_in_training(evaluate: Any) -> None:
         evaluate(loop, batches)
     judge = lambda model, batch: (None, model(batch[0]), batch[1])  # noqa: E731
     assert loop.evaluate(batches, metrics={"accuracy"}, forward=judge)["accuracy"] >= 0
+
+
+class Merging(nn.Linear):
+    """A LoRA layer as loralib's: in evaluation mode the product of the two factors is a part of the weight."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.weight.requires_grad = False
+        self.first, self.second = nn.Parameter(torch.randn(2, inputs) * 0.1), nn.Parameter(torch.zeros(outputs, 2))
+        self.is_merged = False
+
+    def train(self, mode: bool = True) -> Merging:
+        super().train(mode)
+        if mode == self.is_merged:
+            self.weight.data += (self.second @ self.first) * (-1 if mode else 1)
+            self.is_merged = not mode
+        return self
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = functional.linear(inputs, self.weight, self.bias)
+        return outputs if self.is_merged else outputs + inputs @ self.first.T @ self.second.T
+
+
+class NormsStayFrozen(nn.Sequential):
+    """Keeps its statistics as they are in training mode too, as detection models do."""
+
+    def train(self, mode: bool = True) -> NormsStayFrozen:
+        super().train(mode)
+        self[0].eval()
+        return self
+
+
+def make_merging() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    frozen, free = (nn.Sequential(nn.BatchNorm1d(8), Merging(8, 8)) for _ in range(2))
+    model = nn.Sequential(Merging(4, 8), NormsStayFrozen(nn.BatchNorm1d(8)), frozen, free, Merging(8, 3))
+    model.train()
+    frozen.eval()  # by the program
+    return model, torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.5)
+
+
+@pytest.mark.parametrize("judges", ["evaluate", "predict"])
+def test_training_mode_comes_back_as_by_train(judges: str) -> None:
+    """Modules override train() to change more than a flag; the program may have frozen others."""
+    data = [(torch.randn(8, 4), torch.randint(0, 3, (8,))) for _ in range(4)]
+
+    def plain() -> tuple[list[float], nn.Module]:
+        model, optimizer = make_merging()
+        losses = []
+        for _ in range(3):
+            losses += plain_loop(model, functional.cross_entropy, optimizer, data)[0].tolist()
+            model.eval()
+            with torch.no_grad():
+                model(data[0][0])
+            model.train()
+            model[2].eval()
+        return losses, model
+
+    expected, plain_model = plain()
+    model, optimizer = make_merging()
+    flags = [module.training for module in model.modules()]
+    loop, losses = StepLoop(model, functional.cross_entropy, optimizer), []
+    for _ in range(3):
+        losses += loop.run(data).losses.tolist()
+        loop.evaluate(data) if judges == "evaluate" else loop.predict(data[0][0])
+        assert [module.training for module in model.modules()] == flags
+    assert losses == expected
+    assert all(map(torch.equal, model.state_dict().values(), plain_model.state_dict().values()))
+
+
+def test_a_module_that_was_merged_stays_merged() -> None:
+    model, _ = make_merging()
+    model.eval()
+    weight = model[0].weight.clone()
+    StepLoop(model, functional.cross_entropy).evaluate([(torch.randn(8, 4), torch.randint(0, 3, (8,)))])
+    assert all(module.is_merged and not module.training for module in model.modules() if isinstance(module, Merging))
+    assert torch.equal(model[0].weight, weight)
+
+
+def test_evaluations_in_a_run_leave_merging_modules_as_they_were() -> None:
+    data = [(torch.randn(8, 4), torch.randint(0, 3, (8,))) for _ in range(4)]
+    model, optimizer = make_merging()
+    StepLoop(model, functional.cross_entropy, optimizer).run(data, epochs=2, callbacks=[Evaluation(data)])
+    assert [module.is_merged for module in model.modules() if isinstance(module, Merging)] == [False, True, False, False]

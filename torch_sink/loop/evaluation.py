@@ -217,12 +217,19 @@ def monitored(results: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
-    """A context with the network in evaluation mode and without gradients; every module's mode is restored."""
+    """A context with the network in evaluation mode and without gradients; every module's mode is restored.
+
+    By `train(mode)`, which modules override to change more than a flag: LoRA layers merge and split weights there.
+    """
     modes = [(module, module.training) for module in network.modules()]
+    training = network.training
     network.eval()
     try:
         with torch.no_grad():
             yield
     finally:
-        for module, training in modes:
-            module.training = training
+        network.train(training)
+        for module, was_training in modes:  # parents first: what a module does to those inside is put right afterwards
+            if module.training != was_training:  # the program has frozen it, as it does with BatchNorm
+                module.train(was_training)
+                module.training = was_training  # also where an override chooses another mode
