@@ -431,4 +431,9 @@ def test_evaluations_in_a_run_leave_merging_modules_as_they_were() -> None:
     data = [(torch.randn(8, 4), torch.randint(0, 3, (8,))) for _ in range(4)]
     model, optimizer = make_merging()
     StepLoop(model, functional.cross_entropy, optimizer).run(data, epochs=2, callbacks=[Evaluation(data)])
-    assert [module.is_merged for module in model.modules() if isinstance(module, Merging)] == [False, True, False, False]
+    assert [module.is_merged for module in model.modules() if isinstance(module, Merging)] == [
+        False,
+        True,
+        False,
+        False,
+    ]
