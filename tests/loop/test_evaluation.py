@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,22 @@ def test_evaluate_equals_the_numbers_by_hand_with_one_sync() -> None:
     assert all(type(value) is float for value in results.values())
     assert loop.evaluate(VALID) == {"loss": results["loss"]}
     assert loop.model.training
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [
+        nn.CrossEntropyLoss(reduction="sum"),
+        partial(functional.cross_entropy, reduction="sum"),
+        partial(nn.CrossEntropyLoss(reduction="sum")),
+    ],
+)
+def test_a_loss_that_is_a_sum_over_samples_is_divided_by_all_samples(loss_fn: Any) -> None:
+    loop = make_loop(loss_fn=loss_fn)
+    total, samples = sum(loss_fn(loop.model.eval()(x), y).item() for x, y in VALID), sum(len(x) for x, _ in VALID)
+    assert loop.evaluate(VALID)["loss"] == pytest.approx(total / samples)
+    by_own = loop.evaluate(VALID, forward=lambda model, batch: (model(batch[0]).mean(), None, batch[1]))
+    assert by_own["loss"] == pytest.approx(sum(loop.model(x).mean().item() * len(x) for x, _ in VALID) / samples)
 
 
 def test_a_sink_loader_is_left_where_it_was() -> None:

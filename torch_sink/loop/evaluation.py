@@ -18,7 +18,7 @@ from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, ranks_
 from torch_sink.loop.core.batches import call_with, epoch_length, map_tensors
 from torch_sink.loop.core.sample_counter import SampleCounter
 from torch_sink.loop.engines.build import EngineSettings, Inference
-from torch_sink.loop.metrics import ClassMetric, Loss, MeanMetric, Metrics, collect_results, make_metrics
+from torch_sink.loop.metrics import ClassMetric, Loss, MeanMetric, Metrics, collect_results, make_metrics, sums_samples
 from torch_sink.loop.step.precision import ForwardPass, Function, Judged
 from torch_sink.loop.step.state import TrainState
 
@@ -81,6 +81,10 @@ class Evaluator:
         judge = self._judge(forward)
         if self._has_loss or forward is not None:
             metrics.setdefault("loss", Loss())
+        by_loss_fn = forward is None and self._function is None
+        for metric in metrics.values():
+            if isinstance(metric, Loss):
+                metric.adds_up = by_loss_fn and sums_samples(self._loss_fn)
         with self._loaders.over(dataset) as loader, loader.whole_pass():
             if self._ranks.sharded:  # each forward pass gathers the weights from all ranks
                 self._ranks.check_lengths(epoch_length(loader), None)
