@@ -578,3 +578,9 @@ def test_step_numbers_of_a_resumed_call_go_on(tmp_path: Path) -> None:
     assert again.loop.resume(tmp_path) == 16
     again.train(3, make_batches(4), callbacks=[note])
     assert seen == [4, 8, 12]
+
+
+def test_explain_tells_of_evaluations_too() -> None:
+    model = make({"accuracy"})
+    model.fit(1, make_batches(3), make_batches(2))
+    assert "evaluation: mode eager, batches of the latest: " in model.loop.explain()

@@ -23,7 +23,7 @@ FOR_THE_LOOP = (
 )
 LEFT_OUT = {
     "SinkLoader": set(FOR_THE_LOOP.split()),
-    "StepLoop": {"run_epochs", "prepare", "compile_ahead", "evaluator", "make_evaluator"},  # Model, and Evaluation
+    "StepLoop": {"run_epochs", "prepare", "compile_ahead", "evaluator", "evaluator_of_model"},  # Model, and Evaluation
     "RunHistory": {"add", "note_counts", "note_update"},  # a run
     "FallbackReport": {"said_of_origins"},  # the commands; str() has it
     "DecodeReport": {"add", "log", "summary"},  # loaders; str() has the summary

@@ -75,7 +75,7 @@ class Outside:
                     yield f"saved where {text} {name} {list(saved.shape)}, and in this loop it is {list(one.shape)}"
 
     def load_loss(self, state: dict[str, Any]) -> None:
-        """Load the state of the loss function. A loop that does not train may have another one, which stays as it is."""
+        """Load the state of the loss function; another one, as a loop that does not train may have, stays as it is."""
         if self.loss_fn is None or (not self._trains and [*self.differences(state)]):
             return
         shared = self._shared()

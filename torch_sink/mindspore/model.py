@@ -98,7 +98,7 @@ class Model:
             jit_config=jit_config,
             forward=call_with if loss_fn is None and optimizer is not None else None,
         )
-        self._evaluator = loop.make_evaluator(loop.state.judging(loop.ranks.inner, None), eval_network)
+        self._evaluator = loop.evaluator_of_model(eval_network)
 
     def __repr__(self) -> str:
         """Network or StepLoop, and metrics."""
@@ -289,7 +289,6 @@ class Model:
     @host_sync_allowed()
     def close(self) -> None:
         """Free graphs, compiled code and loaders, and remove the hooks of mixed precision. Idempotent."""
-        self._evaluator.close()
         self._loop.close()
 
     def _check_metrics(self, what: str) -> None:
