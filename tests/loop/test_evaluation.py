@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import random
 from dataclasses import dataclass
 from functools import partial
@@ -78,6 +80,26 @@ def test_a_loss_that_is_a_sum_over_samples_is_divided_by_all_samples(loss_fn: An
     assert loop.evaluate(VALID)["loss"] == pytest.approx(total / samples)
     by_own = loop.evaluate(VALID, forward=lambda model, batch: (model(batch[0]).mean(), None, batch[1]))
     assert by_own["loss"] == pytest.approx(sum(loop.model(x).mean().item() * len(x) for x, _ in VALID) / samples)
+
+
+@pytest.mark.parametrize("used_up", [False, True])
+def test_an_evaluation_of_no_batch_says_so(used_up: bool, caplog: pytest.LogCaptureFixture) -> None:
+    batches: Any = (batch for batch in VALID) if used_up else []
+    [*batches]
+    with caplog.at_level(logging.WARNING, "torch_sink"):
+        results = make_loop().evaluate(batches, metrics={"accuracy", "top5", "miou"})
+    assert results.keys() == {"accuracy", "top5", "miou", "loss"}
+    assert all(map(math.isnan, results.values()))
+    assert "gave no batch to evaluate" in caplog.text
+    assert ("can be read once" in caplog.text) == used_up
+
+
+@pytest.mark.parametrize("loader", [[], iter([])])
+def test_a_training_needs_batches(loader: Any) -> None:
+    with pytest.raises(ValueError, match="gave no batch in pass 0"):
+        make_loop().run(loader)
+    with pytest.raises(ValueError, match=r"gave no batch|traversed only once"):
+        make_loop().compile_ahead(loader)
 
 
 def test_a_sink_loader_is_left_where_it_was() -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from torch_sink.common.ranks import warn
 from torch_sink.errors import add_note
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, ranks_in_context, tell
 from torch_sink.loop.core.batches import call_with, epoch_length, map_tensors
@@ -85,7 +86,7 @@ class Evaluator:
         for metric in metrics.values():
             if isinstance(metric, Loss):
                 metric.adds_up = by_loss_fn and sums_samples(self._loss_fn)
-        with self._loaders.over(dataset) as loader, loader.whole_pass():
+        with self._loaders.over(dataset) as loader, loader._whole_pass():
             if self._ranks.sharded:  # each forward pass gathers the weights from all ranks
                 self._ranks.check_lengths(epoch_length(loader), None)
             self._ranks.share_buffers()
@@ -102,7 +103,7 @@ class Evaluator:
         judge = self._judge(None)
         with (
             self._loaders.over(dataset) as loader,
-            loader.rehearsal() as batches,
+            loader._rehearsal() as batches,
             evaluating(self._evaluated),
             judge.running(loader),
         ):
@@ -153,7 +154,7 @@ class Evaluator:
         event("on_eval_epoch_begin")
         named: dict[str, Loss] = {}
         share_is_empty = self._ranks.many and arguments.batch_num == 0
-        counter, batches = SampleCounter(loader.loader), iter(()) if share_is_empty else loader.epoch(None)
+        counter, batches = SampleCounter(loader.loader), iter(()) if share_is_empty else loader._epoch(None)
         for index, batch in enumerate(batches, 1):
             if index == 1 or not sink_mode:
                 arguments.cur_step_num = (arguments.batch_num or index) if sink_mode else index
@@ -174,6 +175,12 @@ class Evaluator:
             arguments.net_outputs, arguments.cur_step_num = judged.output, index
             if not sink_mode:
                 event("on_eval_step_end")
+        if not arguments.cur_step_num and not self._ranks.many:
+            warn(
+                "%s gave no batch to evaluate, so the results are those of no samples%s",
+                type(loader.loader).__name__,
+                ": a generator object can be read once" if isinstance(loader.loader, Iterator) else "",
+            )
         if sink_mode:
             event("on_eval_step_end")
         if self._ranks.many and self._trains:  # a rank without a batch does not know the names

@@ -140,7 +140,7 @@ class TrainingRun:
         # end, because broken samples are left out and streams may be longer. A resumed run then finds nothing left.
         resumed = progress.epoch_steps > 0
         self._engine.begin_epoch()
-        iterator = self._loader.epoch(self._batches, numbers_passes=True, may_be_empty=resumed)
+        iterator = self._loader._epoch(self._batches, numbers_passes=True, may_be_empty=resumed)
         while (batch := self._fetch(iterator)) is not _END:
             self._sink(iterator, batch)
             if self._cut_off or progress.epoch_ended:
@@ -226,7 +226,7 @@ class TrainingRun:
     def _ends_here(self, iterator: Iterator[Any]) -> bool:
         """Whether the epoch ends behind the steps that it was to have; a batch that comes after all is given back."""
         if self._fetch(iterator) is not _END:
-            self._loader.give_back()
+            self._loader._give_back()
             return False
         if not self._cut_off:
             self._close_window()
@@ -236,7 +236,7 @@ class TrainingRun:
         """At the run's end, inside an epoch or not: the next run begins a new pass, and so another epoch of it."""
         progress = self._state.progress
         if progress.epoch_steps and not progress.epoch_ended:
-            self._loader.number_next_pass()
+            self._loader._number_next_pass()
 
     # How long sinks are, and where updates are due.
 
@@ -327,7 +327,7 @@ class TrainingRun:
         try:
             self._event("on_train_step_begin")
         except BaseException:
-            self._loader.give_back()
+            self._loader._give_back()
             raise
         self._leaves = None  # callbacks may have put others into the batch
         self._arguments["_inside_sink"] = True

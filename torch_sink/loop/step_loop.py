@@ -524,8 +524,11 @@ class StepLoop:
         """
         engine = self.prepare(1)
         generators = torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
-        with self.loaders.over(dataset) as loader, loader.rehearsal() as batches, engine.running(), generators:
-            engine.training_step.rehearse(self.model, next(batches))
+        with self.loaders.over(dataset) as loader, loader._rehearsal() as batches, engine.running(), generators:
+            first = next(batches, None)
+            if first is None:
+                raise ValueError(f"{type(loader.loader).__name__} gave no batch to compile for; give it at least one")
+            engine.training_step.rehearse(self.model, first)
 
     def evaluator(self, ema: bool = False) -> Evaluator:
         """The evaluator of the model, or of its average (`ema`), with the compiled code and graphs that it keeps."""

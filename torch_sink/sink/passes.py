@@ -17,7 +17,7 @@ from torch_sink.common.integrations import without_length_warning
 from torch_sink.common.random_state import RandomState, as_bytes, as_tensor, generator_states, set_generator_states
 from torch_sink.common.ranks import group_rank
 from torch_sink.damage.report import DecodeReport, name_file, policy_of_thread
-from torch_sink.sink.openers import Opener
+from torch_sink.sink.openers import Opener, stop_workers_under
 from torch_sink.sink.workers import PassCancelled
 from torch_sink.worker.batch import WorkerBatch
 from torch_sink.worker.queue import snapshot_in
@@ -248,11 +248,22 @@ class Pass:
 
     def stop(self) -> None:
         """Gives back what the pass holds. Idempotent."""
-        close = getattr(self.batches, "close", None)
+        close = None if self._reads_users_iterator else getattr(self.batches, "close", None)
         if close is not None:
-            with contextlib.suppress(ValueError):  # it is executing: stuck in a thread that was given up
+            with contextlib.suppress(ValueError):  # it is executing: the SinkLoader is closed from inside of it
                 close()  # a generator: its `finally` blocks run now, not at some garbage collection
         self.opener.end_pass(self.batches)
+
+    def close(self) -> None:
+        """Stops the pass when no other follows: also the workers of DataLoader iterators that it reads."""
+        if not self._reads_users_iterator:
+            stop_workers_under(self.batches)
+        self.stop()
+
+    @property
+    def _reads_users_iterator(self) -> bool:
+        """Whether the loader is an iterator itself, such as a generator object, which the program may go on reading."""
+        return self.batches is self.opener.loader
 
 
 @dataclass

@@ -337,15 +337,16 @@ def open_loader(loader: Any, policy: Policy | None = None) -> Resuming:
     """How passes of `loader` are begun and resumed; `policy` is what becomes of samples with broken files."""
     given, loader = loader, inner_loader(loader)
     if isinstance(loader, DataLoader):
-        iterates = type(loader).__iter__
-        if iterates is DataLoader.__iter__:
+        iterates, makes = type(loader).__iter__, getattr(loader._get_iterator, "__func__", None)
+        if iterates is DataLoader.__iter__ and makes is DataLoader._get_iterator:
             opener = DataLoaderOpener(loader, policy)
             has_lists = opener.is_map_style and loader.batch_sampler is not None
             resuming = ByIndexLists(opener) if has_lists else ByMakingAgain(opener)
             resuming.tells_samplers = loader is not given
             return resuming
-        if iterates.__module__.startswith("torchdata."):
+        if all(getattr(one, "__module__", "").startswith("torchdata.") for one in (iterates, makes)):
             return ByOwnState(DataLoaderOpener(loader, policy))
-        # Others make iterators in their own way (those of training libraries, timm's): as any iterable.
+        # Others make iterators in their own way (those of training libraries, timm's, of PyTorch Geometric): as any
+        # iterable.
     check_gives_batches(loader)
     return ByMakingAgain(Opener(loader, policy))

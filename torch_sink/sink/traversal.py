@@ -277,11 +277,13 @@ class Traversal:
         finished = self.passes.pop(0)
         finished.stop()
         is_empty = self.position.batch_in_pass == finished.left_out
-        if is_empty:
+        # A training, or an epoch of so many batches, would begin one empty pass after the other.
+        needs_batches = is_empty and (self.numbers_passes or self.length is not None)
+        if needs_batches or (is_empty and finished.lost):
             self._drop_passes()
             self.position.batch_in_pass = 0
         end_pass(finished.lost, is_empty)
-        if is_empty:
+        if needs_batches:
             advice = "Give a loader with at least one batch; with drop_last=True it needs at least batch_size samples."
             if isinstance(self.resuming.opener.loader, Iterator):
                 advice = "A generator object can be traversed once only: pass the generator function, or a list."
@@ -293,7 +295,7 @@ class Traversal:
         if self.passes:
             self.position.start = self.passes[0].start
         if self.length is None:
-            if not self.is_rest:
+            if is_empty or not self.is_rest:
                 self._end_epoch()
             self.position.next_epoch()  # the rest was empty: this epoch is the next one
 
