@@ -115,6 +115,7 @@ class SinkLoader(Generic[Batch]):
         self._opener = opener = self._resuming.opener
         self._slots = make_slots(self._form, slots, max_bytes)
         self._slots.share(opener.make_pool)
+        self._resuming.reads_ahead = self._slots.count
         self._producer = Producer(self._slots)
         self._traversal = Traversal(self._resuming, self._producer, timeout_seconds, begins_early=prefetch_next_epoch)
         self._is_checked = False

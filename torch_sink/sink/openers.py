@@ -133,7 +133,7 @@ class DataLoaderOpener(Opener):
         if self.is_broken:
             self.forget_workers()
         now = _attributes_to_follow(self.loader)
-        if self._goes_on_with_workers():
+        if self.goes_on_with_workers():
             vars(self.copy)[LENGTH_CALLED] = now[LENGTH_CALLED]
         else:
             vars(self.copy).update(now)
@@ -141,7 +141,7 @@ class DataLoaderOpener(Opener):
         self.keeps_workers = self.has_workers and self.copy.persistent_workers
         super().renew()
 
-    def _goes_on_with_workers(self) -> bool:
+    def goes_on_with_workers(self) -> bool:
         """Whether the next pass is made by the workers of the latest one, as they were started."""
         return self.keeps_workers and self.copy._iterator is not None and self.loader.num_workers > 0
 

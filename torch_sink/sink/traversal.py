@@ -309,7 +309,7 @@ class Traversal:
         if len(self.passes) > 1:
             self.resuming.rewind(self.passes[1].start)
         if self.passes:
-            self.resuming.leave(self.passes[0], self.position.batch_in_pass)
+            self.resuming.leave(self.passes[0], self.position, is_early=is_early)
         if is_early:  # whether it was begun depends on who was faster; nobody has asked for it yet
             self.resuming.rewind(self.passes[0].start)
             self.position.start = None
