@@ -183,8 +183,8 @@ def test_epoch_numbers_start_after_initial_epoch() -> None:
         ({"epoch": 2, "callbacks": [3]}, TypeError, "callbacks holds a int"),
         ({"epoch": 2, "callbacks": 3}, TypeError, "callbacks is a int"),
         ({"epoch": 2, "train_dataset": []}, ValueError, "no batch"),
-        ({"epoch": 2, "train_dataset": [torch.zeros(8)]}, ValueError, "yields a Tensor.*two columns"),
-        ({"epoch": 2, "train_dataset": [(*make_batches(1)[0], 3)]}, ValueError, "yields a tuple of 3.*two columns"),
+        ({"epoch": 2, "train_dataset": [torch.zeros(8)]}, TypeError, "yields a Tensor.*two columns"),
+        ({"epoch": 2, "train_dataset": [(*make_batches(1)[0], 3)]}, TypeError, "yields a tuple of 3.*two columns"),
     ],
 )
 def test_train_arguments(options: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -61,8 +61,6 @@ class TrainingRun:
         numbers_own_steps: bool,
         **fields: Any,
     ) -> None:
-        from torch_sink.sink.traversal import Batches
-
         self._state, self._loader, self._signals, self._note = state, loader, signals, note
         self.device = state.device  # for timelines
         self._callbacks = sorted(callbacks, key=lambda one: not one.comes_first)
@@ -74,7 +72,6 @@ class TrainingRun:
         self._leaves: list[Any] | None = None  # of the latest batch; None where they are not known
         self._samples: int | None = None  # in it, as its loader has counted; None where it has not
         self._counter = SampleCounter(loader.loader)
-        self._own_iterator: Any = Batches
         asked_for = (signal.Signals(number).name for callback in callbacks for number in callback.stop_signals)
         self._returns_on = {"GracefulExit", *asked_for}
         self._is_interrupted = False  # by a signal to any rank that no callback asked for
@@ -211,9 +208,7 @@ class TrainingRun:
         began = time.perf_counter()
         try:
             batch = next(iterator, _END)
-            # Only the SinkLoader's own iterator gives a batch as it was in the slot, where its leaves were found.
-            given, leaves, samples = iterator.given if type(iterator) is self._own_iterator else (None, None, None)
-            self._leaves, self._samples = (leaves, samples) if given is batch else (None, None)
+            self._leaves, self._samples = self._counter.known_of_latest(iterator, batch)
             return batch
         except Exception as error:
             # Ctrl-C in a terminal kills the workers too, so after a signal their error is not raised.

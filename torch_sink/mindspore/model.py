@@ -311,11 +311,11 @@ def _mode(config: JitConfig | None) -> Mode:
 
 
 def _check_two_columns(run_context: RunContext) -> None:
-    """Raise ValueError, before a sink, unless a batch is (data, labels), as a loss function needs."""
+    """Raise TypeError, before a sink, unless a batch is (data, labels), as a loss function needs."""
     batch = run_context.original_args().train_dataset_element
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         size = f" of {len(batch)}" if isinstance(batch, (tuple, list, dict)) else ""
-        raise ValueError(
+        raise TypeError(
             f"the dataset yields a {type(batch).__name__}{size}, and loss_fn takes two columns, data and labels; "
             "for anything else make the Model of a network that returns the loss, without loss_fn"
         )
