@@ -143,3 +143,41 @@ def test_a_resumed_pass_that_is_left(position: int) -> None:
     with SinkLoader(make(Drawing(31))) as resumed:
         resumed.load_state_dict(state)
         assert [*before, *read(resumed, (3, None), pause=0.02)] == expected
+
+
+def test_workers_that_are_new_after_an_interrupt_go_back_to_nothing_older() -> None:
+    """Ctrl-C in the middle of a fetch: the pass goes on with new workers."""
+    expected = read(make(Drawing(31)), (5, None, 2, None))
+    with SinkLoader(make(Drawing(31))) as loader:
+        torch.manual_seed(1)
+        batches = iter(loader)
+        seen = [next(batches).tolist() for _ in range(2)]
+        loader._traversal.was_interrupted = True
+        seen += [next(batches).tolist() for _ in range(3)]
+        assert [*seen, *read(loader, (None, 2, None), pause=0.01)] == expected
+
+
+def test_passes_without_batches_in_between() -> None:
+    """Workers that got nothing to do still go back to where the plain loader's stand."""
+
+    def lists(loader: Any) -> list[Any]:
+        torch.manual_seed(1)
+        seen = []
+        for indices in (range(20), range(0), range(1), range(20)):
+            loader.batch_sampler[:] = [[index] for index in indices]
+            for number, batch in enumerate(loader):
+                seen.append(batch.tolist())
+                if number == 4:
+                    time.sleep(0.05)
+                    break
+            iter(loader)  # nobody reads it
+        return seen
+
+    def plain() -> DataLoader:
+        generator = torch.Generator().manual_seed(3)
+        options = {"batch_sampler": [], "num_workers": 2, "persistent_workers": True, "generator": generator}
+        return DataLoader(Drawing(20), **options)
+
+    expected = lists(plain())
+    with SinkLoader(plain()) as loader:
+        assert lists(loader) == expected

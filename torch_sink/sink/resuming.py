@@ -175,12 +175,14 @@ class ByIndexLists(Resuming):
 
     def begin(self, number: int, position: Position, *, is_numbered: bool = False) -> Pass:
         owed: dict[int, RandomState] = {}
-        if not self.opener.goes_on_with_workers():
+        if position.resume is not None or not self.opener.goes_on_with_workers():  # new workers are started
             self._left, self._owed = None, {}
-        elif position.resume is None and (self._left is not None or self._owed):
+        elif self._left is not None or self._owed:
             self.sampler.arm(snapshots=lambda: self._find_owed(owed))
         begun = super().begin(number, position, is_numbered=is_numbered)
-        position.worker_states = {**position.worker_states, **owed}
+        self._find_owed(owed)  # also where no worker has got a list
+        if owed:
+            position.worker_states = {**position.worker_states, **owed}
         return begun
 
     def _find_owed(self, found: dict[int, RandomState]) -> dict[int, RandomState]:
