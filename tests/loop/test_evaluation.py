@@ -91,7 +91,7 @@ def test_an_evaluation_of_no_batch_says_so(used_up: bool, caplog: pytest.LogCapt
     assert results.keys() == {"accuracy", "top5", "miou", "loss"}
     assert all(map(math.isnan, results.values()))
     assert "gave no batch to evaluate" in caplog.text
-    assert ("can be read once" in caplog.text) == used_up
+    assert ("traversed once only" in caplog.text) == used_up
 
 
 @pytest.mark.parametrize("loader", [[], iter([])])

@@ -6,6 +6,7 @@ import collections
 import contextvars
 import copy
 import dataclasses
+import logging
 import pickle
 import sqlite3
 import threading
@@ -102,9 +103,13 @@ def test_a_function_s_iterator_runs_and_ends_in_the_thread_of_the_loop() -> None
     assert seen[9:] == [seen[0], threading.current_thread()]
 
 
-def test_a_generator_object_gives_nothing_when_it_has_ended() -> None:
+def test_a_generator_object_gives_nothing_when_it_has_ended(caplog: pytest.LogCaptureFixture) -> None:
     loader = SinkLoader(batch for batch in numbered(2))
-    assert [values(loader), values(loader), values(loader)] == [[0, 1], [], []]
+    with caplog.at_level(logging.WARNING, "torch_sink"):
+        assert values(loader) == [0, 1]
+        assert caplog.text == ""
+        assert [values(loader), values(loader)] == [[], []]
+    assert "traversed once only: pass the generator function" in caplog.text
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -176,11 +176,7 @@ class Evaluator:
             if not sink_mode:
                 event("on_eval_step_end")
         if not arguments.cur_step_num and not self._ranks.many:
-            warn(
-                "%s gave no batch to evaluate, so the results are those of no samples%s",
-                type(loader.loader).__name__,
-                ": a generator object can be read once" if isinstance(loader.loader, Iterator) else "",
-            )
+            warn("%s gave no batch to evaluate: the results are NaN", type(loader.loader).__name__)
         if sink_mode:
             event("on_eval_step_end")
         if self._ranks.many and self._trains:  # a rank without a batch does not know the names
