@@ -160,10 +160,8 @@ def use_after_close() -> None:
     next(iter(loader))
 
 
-def iterate_a_generator_twice() -> None:
-    loader = SinkLoader(batch for batch in BATCHES)
-    list(loader)
-    list(loader)
+def train_on_a_generator_twice() -> None:
+    loop().run((batch for batch in BATCHES), epochs=2)
 
 
 def wait_on_the_host() -> None:
@@ -352,7 +350,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Any, str]] = {
         "'cuda:99' is not there.*device='cpu'",
     ),
     "empty loader": (lambda: loop().run([]), ValueError, "gave no batch.*drop_last=True"),
-    "a generator twice": (iterate_a_generator_twice, ValueError, "traversed once only: pass the generator function"),
+    "a generator twice": (train_on_a_generator_twice, ValueError, "traversed once only: pass the generator function"),
     "an older iterator": (use_an_older_iterator, torch_sink.SinkError, "replaced by a later iter.*one SinkLoader for each"),
     "after close": (use_after_close, torch_sink.SinkError, "is closed; make a new one"),
     "CUDA in a worker": (

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import random
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -61,6 +64,42 @@ def test_evaluate_equals_the_numbers_by_hand_with_one_sync() -> None:
     assert all(type(value) is float for value in results.values())
     assert loop.evaluate(VALID) == {"loss": results["loss"]}
     assert loop.model.training
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [
+        nn.CrossEntropyLoss(reduction="sum"),
+        partial(functional.cross_entropy, reduction="sum"),
+        partial(nn.CrossEntropyLoss(reduction="sum")),
+    ],
+)
+def test_a_loss_that_is_a_sum_over_samples_is_divided_by_all_samples(loss_fn: Any) -> None:
+    loop = make_loop(loss_fn=loss_fn)
+    total, samples = sum(loss_fn(loop.model.eval()(x), y).item() for x, y in VALID), sum(len(x) for x, _ in VALID)
+    assert loop.evaluate(VALID)["loss"] == pytest.approx(total / samples)
+    by_own = loop.evaluate(VALID, forward=lambda model, batch: (model(batch[0]).mean(), None, batch[1]))
+    assert by_own["loss"] == pytest.approx(sum(loop.model(x).mean().item() * len(x) for x, _ in VALID) / samples)
+
+
+@pytest.mark.parametrize("used_up", [False, True])
+def test_an_evaluation_of_no_batch_says_so(used_up: bool, caplog: pytest.LogCaptureFixture) -> None:
+    batches: Any = (batch for batch in VALID) if used_up else []
+    assert len([*batches]) == (len(VALID) if used_up else 0)
+    with caplog.at_level(logging.WARNING, "torch_sink"):
+        results = make_loop().evaluate(batches, metrics={"accuracy", "top5", "miou"})
+    assert results.keys() == {"accuracy", "top5", "miou", "loss"}
+    assert all(map(math.isnan, results.values()))
+    assert "gave no batch to evaluate" in caplog.text
+    assert ("traversed once only" in caplog.text) == used_up
+
+
+@pytest.mark.parametrize("loader", [[], iter([])])
+def test_a_training_needs_batches(loader: Any) -> None:
+    with pytest.raises(ValueError, match="gave no batch in pass 0"):
+        make_loop().run(loader)
+    with pytest.raises(ValueError, match=r"gave no batch|traversed only once"):
+        make_loop().compile_ahead(loader)
 
 
 def test_a_sink_loader_is_left_where_it_was() -> None:
@@ -348,3 +387,92 @@ def test_batches_of_three_are_refused_as_in_training(evaluate: Any) -> None:
         evaluate(loop, batches)
     judge = lambda model, batch: (None, model(batch[0]), batch[1])  # noqa: E731
     assert loop.evaluate(batches, metrics={"accuracy"}, forward=judge)["accuracy"] >= 0
+
+
+class Merging(nn.Linear):
+    """A LoRA layer as loralib's: in evaluation mode the product of the two factors is a part of the weight."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.weight.requires_grad = False
+        self.first, self.second = nn.Parameter(torch.randn(2, inputs) * 0.1), nn.Parameter(torch.zeros(outputs, 2))
+        self.is_merged = False
+
+    def train(self, mode: bool = True) -> Merging:
+        super().train(mode)
+        if mode == self.is_merged:
+            self.weight.data += (self.second @ self.first) * (-1 if mode else 1)
+            self.is_merged = not mode
+        return self
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = functional.linear(inputs, self.weight, self.bias)
+        return outputs if self.is_merged else outputs + inputs @ self.first.T @ self.second.T
+
+
+class NormsStayFrozen(nn.Sequential):
+    """Keeps its statistics as they are in training mode too, as detection models do."""
+
+    def train(self, mode: bool = True) -> NormsStayFrozen:
+        super().train(mode)
+        self[0].eval()
+        return self
+
+
+def make_merging() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    frozen, free = (nn.Sequential(nn.BatchNorm1d(8), Merging(8, 8)) for _ in range(2))
+    model = nn.Sequential(Merging(4, 8), NormsStayFrozen(nn.BatchNorm1d(8)), frozen, free, Merging(8, 3))
+    model.train()
+    frozen.eval()  # by the program
+    return model, torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.5)
+
+
+@pytest.mark.parametrize("judges", ["evaluate", "predict"])
+def test_training_mode_comes_back_as_by_train(judges: str) -> None:
+    """Modules override train() to change more than a flag; the program may have frozen others."""
+    data = [(torch.randn(8, 4), torch.randint(0, 3, (8,))) for _ in range(4)]
+
+    def plain() -> tuple[list[float], nn.Module]:
+        model, optimizer = make_merging()
+        losses = []
+        for _ in range(3):
+            losses += plain_loop(model, functional.cross_entropy, optimizer, data)[0].tolist()
+            model.eval()
+            with torch.no_grad():
+                model(data[0][0])
+            model.train()
+            model[2].eval()
+        return losses, model
+
+    expected, plain_model = plain()
+    model, optimizer = make_merging()
+    flags = [module.training for module in model.modules()]
+    loop, losses = StepLoop(model, functional.cross_entropy, optimizer), []
+    for _ in range(3):
+        losses += loop.run(data).losses.tolist()
+        loop.evaluate(data) if judges == "evaluate" else loop.predict(data[0][0])
+        assert [module.training for module in model.modules()] == flags
+    assert losses == expected
+    assert all(map(torch.equal, model.state_dict().values(), plain_model.state_dict().values()))
+
+
+def test_a_module_that_was_merged_stays_merged() -> None:
+    model, _ = make_merging()
+    model.eval()
+    weight = model[0].weight.clone()
+    StepLoop(model, functional.cross_entropy).evaluate([(torch.randn(8, 4), torch.randint(0, 3, (8,)))])
+    assert all(module.is_merged and not module.training for module in model.modules() if isinstance(module, Merging))
+    assert torch.equal(model[0].weight, weight)
+
+
+def test_evaluations_in_a_run_leave_merging_modules_as_they_were() -> None:
+    data = [(torch.randn(8, 4), torch.randint(0, 3, (8,))) for _ in range(4)]
+    model, optimizer = make_merging()
+    StepLoop(model, functional.cross_entropy, optimizer).run(data, epochs=2, callbacks=[Evaluation(data)])
+    assert [module.is_merged for module in model.modules() if isinstance(module, Merging)] == [
+        False,
+        True,
+        False,
+        False,
+    ]

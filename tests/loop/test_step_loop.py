@@ -16,6 +16,7 @@ from torch.optim import lr_scheduler
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from loop.reference import make_batches, make_model, plain_loop
+from torch_sink import SinkError
 from torch_sink.amp import StaticLossScaler
 from torch_sink.loop import LambdaCallback, StepLoop, SummaryCollector, no_host_sync
 from torch_sink.mindspore import Model
@@ -324,3 +325,16 @@ def test_a_copy_is_refused_with_what_to_do(kind: Any) -> None:
     for send in (pickle.dumps, copy.deepcopy):
         with pytest.raises(TypeError, match=r"cannot be pickled or copied.*loop\.save.*loop\.state_dict"):
             send(loop)
+
+
+@pytest.mark.parametrize("event", ["on_train_begin", "on_train_step_end", "on_train_epoch_end", "on_train_end"])
+def test_a_run_inside_of_a_run_raises_and_the_loop_goes_on_afterwards(event: str) -> None:
+    batches, model = make_batches(4), make_model()
+    loop = StepLoop(model, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1), steps_per_sync=2)
+    inside = LambdaCallback(**{event: lambda _: loop.run(batches)})
+    with pytest.raises(SinkError, match="a run of this StepLoop is under way"):
+        loop.run(batches, callbacks=[inside])
+    steps = loop.step_count
+    judged = LambdaCallback(**{event: lambda _: (loop.evaluate(batches), loop.predict(batches[0][0]))})
+    assert loop.run(batches, callbacks=[judged]).steps == 4
+    assert loop.step_count == steps + 4

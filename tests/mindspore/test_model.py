@@ -183,8 +183,8 @@ def test_epoch_numbers_start_after_initial_epoch() -> None:
         ({"epoch": 2, "callbacks": [3]}, TypeError, "callbacks holds a int"),
         ({"epoch": 2, "callbacks": 3}, TypeError, "callbacks is a int"),
         ({"epoch": 2, "train_dataset": []}, ValueError, "no batch"),
-        ({"epoch": 2, "train_dataset": [torch.zeros(8)]}, ValueError, "yields a Tensor.*two columns"),
-        ({"epoch": 2, "train_dataset": [(*make_batches(1)[0], 3)]}, ValueError, "yields a tuple of 3.*two columns"),
+        ({"epoch": 2, "train_dataset": [torch.zeros(8)]}, TypeError, "yields a Tensor.*two columns"),
+        ({"epoch": 2, "train_dataset": [(*make_batches(1)[0], 3)]}, TypeError, "yields a tuple of 3.*two columns"),
     ],
 )
 def test_train_arguments(options: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -578,3 +578,9 @@ def test_step_numbers_of_a_resumed_call_go_on(tmp_path: Path) -> None:
     assert again.loop.resume(tmp_path) == 16
     again.train(3, make_batches(4), callbacks=[note])
     assert seen == [4, 8, 12]
+
+
+def test_explain_tells_of_evaluations_too() -> None:
+    model = make({"accuracy"})
+    model.fit(1, make_batches(3), make_batches(2))
+    assert "evaluation: mode eager, batches of the latest: " in model.loop.explain()

@@ -18,12 +18,8 @@ pytestmark = pytest.mark.once
 
 PAGE = Path(torch_sink.__file__).resolve().parents[1] / "docs" / "api.md"
 # Class -> public members that the reference leaves out, and who calls them instead.
-FOR_THE_LOOP = (
-    "epoch give_back number_next_pass paused position rehearsal start_over static_batches set_aside whole_pass"
-)
 LEFT_OUT = {
-    "SinkLoader": set(FOR_THE_LOOP.split()),
-    "StepLoop": {"run_epochs", "prepare", "compile_ahead", "evaluator", "make_evaluator"},  # Model, and Evaluation
+    "StepLoop": {"run_epochs", "prepare", "compile_ahead", "evaluator", "evaluator_of_model"},  # Model, and Evaluation
     "RunHistory": {"add", "note_counts", "note_update"},  # a run
     "FallbackReport": {"said_of_origins"},  # the commands; str() has it
     "DecodeReport": {"add", "log", "summary"},  # loaders; str() has the summary

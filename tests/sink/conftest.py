@@ -14,7 +14,7 @@ from simulators.fake_cuda import fake_cuda, rehearse
 
 from sink.simulated_device import ImmediateOps
 from torch_sink.sink import loader as loader_module
-from torch_sink.sink.producer import ThreadProducer
+from torch_sink.sink.producer import Producer
 from torch_sink.sink.ring import DeviceRing
 
 __all__ = ["fake_cuda", "rehearse"]
@@ -39,7 +39,7 @@ def nothing_left_behind() -> Iterator[None]:
     assert not set(threading.enumerate()) - threads
 
 
-def wait_for(producer: ThreadProducer, condition: Callable[[], bool]) -> None:
+def wait_for(producer: Producer, condition: Callable[[], bool]) -> None:
     """Waits until something holds of what the producer's thread guards."""
     with producer.changed:
         assert producer.changed.wait_for(condition, 60)

@@ -192,14 +192,14 @@ def test_a_whole_pass_leaves_the_traversal_where_it_was() -> None:
     two_batches(saved)
     loader = SinkLoader(numbered(4))
     loader.load_state_dict(saved.state_dict())
-    with loader.whole_pass():
+    with loader._whole_pass():
         assert values(loader) == [0, 1, 2, 3]
     assert values(loader) == [2, 3], "the loaded state"
     two_batches(loader)
-    with loader.whole_pass():
+    with loader._whole_pass():
         assert values(loader) == [0, 1, 2, 3]
     assert values(loader.rest()) == [2, 3]
     two_batches(loader)
-    with loader.whole_pass():
+    with loader._whole_pass():
         assert values(loader) == [0, 1, 2, 3]
     assert values(loader) == [0, 1, 2, 3], "a new epoch, as without the pass in between"

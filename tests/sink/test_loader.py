@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import collections
+import contextvars
 import copy
 import dataclasses
+import logging
 import pickle
+import sqlite3
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator
@@ -13,10 +16,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from sink.numbered import numbered, values
-from torch_sink.errors import SinkTimeout
+from torch_sink.loop import Evaluation, StepLoop
 from torch_sink.sink import SinkLoader
 
 pytestmark = pytest.mark.halved
@@ -72,40 +77,77 @@ def test_generator_function_draws_in_the_plain_loops_order() -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
-def test_generator_function_that_blocks_is_a_timeout() -> None:
-    release = threading.Event()
+def test_a_function_s_iterator_runs_and_ends_in_the_thread_of_the_loop() -> None:
+    """So modes, default device, context variables and what belongs to one thread are those of the plain loop."""
+    setting, seen = contextvars.ContextVar("setting", default=0), []
 
     def source() -> Iterator[torch.Tensor]:
-        yield torch.zeros(1)
-        release.wait(60)
-        yield torch.ones(1)
+        database = sqlite3.connect(":memory:")  # one thread may use it
+        weights = torch.ones(2, 2, requires_grad=True)
+        try:
+            for _ in range(2):
+                batch = weights @ torch.ones(2, 2)
+                seen.append((batch.requires_grad, batch.dtype, setting.get(), torch.get_default_device().type))
+                yield batch
+        finally:
+            database.close()
+            seen.append(threading.current_thread())
 
-    with SinkLoader(source, timeout_seconds=300) as loader:
-        batches = iter(loader)
-        next(batches)
-        loader._traversal.timeout_seconds = 0.5  # the thread has started
-        with pytest.raises(SinkTimeout, match=r"timeout_seconds=0\.5"):
-            next(batches)
-        release.set()
-        loader._traversal.timeout_seconds = 300
-        assert int(next(batches)) == 1
+    setting.set(7)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), SinkLoader(source) as loader, torch.device("cpu"):
+        expected = [*map(torch.clone, source())]
+        assert [batch.dtype for batch in loader] == [batch.dtype for batch in expected]
+        assert not any(batch.requires_grad for batch in loader)
+        next(iter(loader))
+    assert seen[:3] == seen[3:6] == seen[6:9]
+    assert seen[9:] == [seen[0], threading.current_thread()]
 
 
-def test_generator_object_can_be_traversed_once() -> None:
+def test_a_generator_object_gives_nothing_when_it_has_ended(caplog: pytest.LogCaptureFixture) -> None:
     loader = SinkLoader(batch for batch in numbered(2))
-    assert values(loader) == [0, 1]
-    with pytest.raises(ValueError, match="pass the generator function"):
-        values(loader)
+    with caplog.at_level(logging.WARNING, "torch_sink"):
+        assert values(loader) == [0, 1]
+        assert caplog.text == ""
+        assert [values(loader), values(loader)] == [[], []]
+    assert "traversed once only: pass the generator function" in caplog.text
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_empty_source_is_an_error_at_first_use(num_workers: int) -> None:
+def test_an_empty_loader_gives_nothing(num_workers: int) -> None:
+    """As a DataLoader does; samples that come later are seen in the next pass."""
+    for make in (lambda loader: loader, SinkLoader):
+        data: list[int] = []
+        plain = DataLoader(data, batch_sampler=[], num_workers=num_workers)
+        loader = make(plain)
+        assert [[*loader], [*loader]] == [[], []]
+        data.append(5)
+        plain.batch_sampler.append([0])
+        assert [batch.tolist() for batch in loader] == [[5]]
+        plain.batch_sampler.clear()
+        assert [*loader] == []
+    assert loader.stats().batches == 1
+    assert [*loader.rest()] == []
+    loader.close()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_epochs_of_many_passes_need_batches(num_workers: int) -> None:
     data = TensorDataset(torch.arange(3))
     source = DataLoader(data, batch_size=4, drop_last=True, num_workers=num_workers)
-    with SinkLoader(source) as loader, pytest.raises(ValueError, match=r"no batch in pass 0.*drop_last"):
+    with SinkLoader(source, batches_per_epoch=2) as loader, pytest.raises(ValueError, match=r"pass 0.*drop_last"):
         list(loader)
-    with pytest.raises(ValueError, match="no batch"):
-        next(iter(SinkLoader([])))
+    with pytest.raises(ValueError, match="pass the generator function"):
+        list(SinkLoader((batch for batch in numbered(2)), batches_per_epoch=3))
+
+
+def test_the_rest_of_an_epoch_may_be_followed_by_nothing() -> None:
+    batches = numbered(2)
+    loader = SinkLoader(batches)
+    first = iter(loader)
+    assert [int(next(first)), int(next(first))] == [0, 1]
+    batches.clear()
+    assert values(loader.rest()) == []
+    assert values(loader) == []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,7 +282,7 @@ def test_paused_parks_the_producer() -> None:
         loader._slots.fill = lambda slot, batch: inside.append(slot) or fill(slot, batch)
         batches = iter(loader)
         next(batches)
-        with loader.paused(), loader.paused():
+        with loader._paused(), loader._paused():
             before = len(inside)
             ready = len(loader._producer.ready)
             for _ in range(ready):
@@ -322,3 +364,19 @@ def test_a_copy_is_refused_with_what_to_do(send: Callable[[Any], Any]) -> None:
     with pytest.raises(TypeError, match=r"cannot be pickled or copied.*sink\.loader.*sink\.state_dict"):
         send(loader)
     assert values(loader) == [0, 1]
+
+
+NAMES = "epoch position paused set_aside start_over whole_pass rehearsal give_back number_next_pass static_batches"
+
+
+def test_a_program_may_keep_numbers_of_its_own_on_it() -> None:
+    """As on a DataLoader, under any name that the reference does not list."""
+    data = TensorDataset(torch.ones(8, 2), torch.ones(8, 1))
+    loader, model = SinkLoader(DataLoader(data, batch_size=4)), nn.Linear(2, 1)
+    for name in NAMES.split():
+        assert not hasattr(loader, name)
+        setattr(loader, name, 3)
+    loop = StepLoop(model, functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert loop.run(loader, epochs=2, callbacks=[Evaluation([(torch.ones(2, 2), torch.ones(2, 1))])]).steps == 4
+    loop.evaluate(loader)
+    assert {getattr(loader, name) for name in NAMES.split()} == {3}

@@ -7,14 +7,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import psutil
 import pytest
 import torch
 import warm
+from torch import nn
+from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 from sink.test_matches_plain_loop import Augmented, train
+from torch_sink.loop import StepLoop
 from torch_sink.sink import SinkLoader
 
 pytestmark = pytest.mark.halved
@@ -74,7 +78,28 @@ class Wrapping(DataLoader):
         yield current
 
 
-KINDS = [Generated, Kept, Wrapping]
+class Transforming(DataLoader):
+    """Wraps the iterator that it makes, as the loaders of PyTorch Geometric do."""
+
+    def _get_iterator(self) -> Transformed:
+        return Transformed(super()._get_iterator())
+
+
+class Transformed:
+    def __init__(self, iterator: Any) -> None:
+        self.iterator = iterator
+
+    def __iter__(self) -> Transformed:
+        return self
+
+    def _reset(self, loader: object, first_iter: bool = False) -> None:
+        self.iterator._reset(loader, first_iter)
+
+    def __next__(self) -> list[int]:
+        return [sample + 100 for sample in next(self.iterator)]
+
+
+KINDS = [Generated, Kept, Wrapping, Transforming]
 # Workers are children of this process, which those of a fork server, the default from Python 3.14 on, are not.
 FORKED = {"multiprocessing_context": "fork"}
 
@@ -99,9 +124,10 @@ def make(kind: type, dataset: object, **options: object) -> SinkLoader:
 
 @pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 def test_passes_and_a_restart(kind: type, persistent: bool) -> None:
-    expected = [list(range(i, i + 4)) for i in range(0, 40, 4)]
+    first = 100 if kind is Transforming else 0
+    expected = [list(range(i, i + 4)) for i in range(first, first + 40, 4)]
     with make(kind, range(40), collate_fn=unchanged, persistent_workers=persistent) as loader:
         assert [list(loader), list(loader)] == [expected, expected]
         next(iter(loader))
@@ -259,3 +285,20 @@ def test_close_leaves_workers_alone_that_the_user_s_loader_keeps() -> None:
     with SinkLoader(lambda: looped(plain), device="cpu") as loader:
         assert next(iter(loader)) == 0
     assert list(plain) == [0, 1, 2, 3]
+
+
+def test_an_iterator_of_the_program_is_left_to_it() -> None:
+    """Its workers go on too: what a plain loop left of it, another one reads."""
+    plain = DataLoader(range(8), batch_size=None, num_workers=1)
+    batches = looped(plain)
+    with SinkLoader(batches, device="cpu") as loader:
+        assert next(iter(loader)) == 0
+        assert next(loader.rest()) == 1
+    assert list(batches) == [*range(2, 8)]
+
+
+def test_a_run_leaves_the_rest_of_a_generator() -> None:
+    batches = ((torch.ones(1, 3), torch.ones(1, 1)) for _ in range(6))
+    model = nn.Linear(3, 1)
+    StepLoop(model, functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1)).run(batches, max_steps=2)
+    assert len([*batches]) == 4

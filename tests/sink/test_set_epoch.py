@@ -265,3 +265,24 @@ def test_what_goes_on_by_itself_is_left_alone() -> None:
     sampler.set_epoch(1)
     set_next_epochs(loader, began)
     assert sampler.epoch == 1
+
+
+class OfSteps(Shuffled):
+    def set_epoch(self, epoch: int, step: int) -> None:  # type: ignore[override]
+        raise AssertionError("it was called without a step")
+
+
+class WithDefault(Shuffled):
+    def set_epoch(self, epoch: int, step: int = 0) -> None:
+        self.epoch = epoch
+
+
+@pytest.mark.parametrize(("kind", "highest"), [(OfSteps, 11), (WithDefault, 111)])
+def test_a_method_of_this_name_that_takes_more_is_left_to_the_program(kind: type, highest: int) -> None:
+    seen: list[int] = []
+    loader = DataLoader(kind(), batch_size=BATCH, collate_fn=lambda samples: [samples])
+    step = data_sink(seen.extend, loader)
+    for _ in range(2 * len(loader)):
+        step()
+    step.close()
+    assert max(seen) == highest

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from sink.conftest import wait_for
 from torch_sink.sink import QueueStats, SinkLoader, producer
-from torch_sink.sink.producer import ThreadProducer
+from torch_sink.sink.producer import Producer
 from torch_sink.sink.stats import StatsCollector
 
 pytestmark = pytest.mark.halved
@@ -44,7 +44,7 @@ def sleep(num_workers: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[float]
     return lambda seconds: setattr(clock, "now", clock.now + seconds)
 
 
-def has_filled_queue(producer: ThreadProducer) -> bool:
+def has_filled_queue(producer: Producer) -> bool:
     return producer.current is None or len(producer.ready) >= producer.slots.count - 1
 
 

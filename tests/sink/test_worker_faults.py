@@ -21,7 +21,7 @@ from torch_sink.sink import SinkLoader, workers
 from torch_sink.sink import producer as thread_producer
 from torch_sink.sink.openers import Opener
 from torch_sink.sink.passes import Item, Pass, PassStart
-from torch_sink.sink.producer import ThreadProducer
+from torch_sink.sink.producer import Producer
 from torch_sink.sink.slots import ImageFormat, Slots
 
 pytestmark = pytest.mark.halved
@@ -257,9 +257,10 @@ class GuardOfTheDead:
 def test_a_death_that_never_shows_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the producer's thread waits for: here, a slot that nobody gives back."""
     monkeypatch.setattr(thread_producer, "DEAD_WORKER_SECONDS", 0.2)
-    producer = ThreadProducer(Slots(1, ImageFormat(torch.device("cpu"))))
+    producer = Producer(Slots(1, ImageFormat(torch.device("cpu"))))
     monkeypatch.setattr(producer, "free_slots", list)
     opener = Opener(lambda: [])
+    opener.has_workers = True
     opener.guard = GuardOfTheDead()  # type: ignore[assignment]
     producer.submit(Pass(opener, PassStart(0), iter([])))
     with pytest.raises(SinkError, match="a data worker died"):
@@ -301,7 +302,7 @@ def test_closing_hands_out_no_slot_whose_batch_is_read(monkeypatch: pytest.Monke
 
 
 def test_the_consumer_lets_go_of_its_batch_while_the_thread_looks_for_a_slot() -> None:
-    class LetsGo(ThreadProducer):
+    class LetsGo(Producer):
         @property
         def held(self) -> Item | None:
             found, self.kept = self.kept, None

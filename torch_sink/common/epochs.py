@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,13 +22,13 @@ _told: dict[int, tuple[Callable[[], Any], int, bool]] = {}
 
 
 def owners_of(loader: Any) -> dict[str, Any]:
-    """The loader, its samplers and datasets that have a method `set_epoch`, each once, by their place in the loader."""
+    """The loader, its samplers and datasets with a method `set_epoch(epoch)`, each once, by their place in it."""
     found: dict[str, Any] = {}
     level = [("loader", "loader", loader)]
     for _ in range(_DEPTH + 1):
         parts = []
         for path, kind, part in level:
-            if callable(getattr(part, "set_epoch", None)) and not any(part is one for one in found.values()):
+            if _has_set_epoch(part) and not any(part is one for one in found.values()):
                 found[path] = part
             for name in _PARTS.get(kind, ("dataset",)):
                 if (inner := getattr(part, name, None)) is not None:
@@ -35,6 +36,20 @@ def owners_of(loader: Any) -> dict[str, Any]:
                     parts.append((name if part is loader else f"{path}.{name}", inner_kind, inner))
         level = parts
     return found
+
+
+def _has_set_epoch(part: Any) -> bool:
+    """Whether an object has a `set_epoch` that can be called with an epoch alone, as torch's samplers have."""
+    set_epoch = getattr(part, "set_epoch", None)
+    if not callable(set_epoch):
+        return False
+    try:
+        inspect.signature(set_epoch).bind(0)
+    except TypeError:  # another method of this name, which the program calls
+        return False
+    except ValueError:
+        pass  # it shows no signature
+    return True
 
 
 def _shown_by(owner: Any) -> int | None:

@@ -1,4 +1,4 @@
-"""The callback interface, twelve events and their context, and simple callbacks."""
+"""The callback interface, the events of trainings and evaluations with their context, and simple callbacks."""
 
 from __future__ import annotations
 

@@ -13,12 +13,13 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from torch_sink.common.ranks import warn
 from torch_sink.errors import add_note
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, ranks_in_context, tell
 from torch_sink.loop.core.batches import call_with, epoch_length, map_tensors
 from torch_sink.loop.core.sample_counter import SampleCounter
 from torch_sink.loop.engines.build import EngineSettings, Inference
-from torch_sink.loop.metrics import ClassMetric, Loss, MeanMetric, Metrics, collect_results, make_metrics
+from torch_sink.loop.metrics import ClassMetric, Loss, MeanMetric, Metrics, collect_results, make_metrics, sums_samples
 from torch_sink.loop.step.precision import ForwardPass, Function, Judged
 from torch_sink.loop.step.state import TrainState
 
@@ -81,7 +82,11 @@ class Evaluator:
         judge = self._judge(forward)
         if self._has_loss or forward is not None:
             metrics.setdefault("loss", Loss())
-        with self._loaders.over(dataset) as loader, loader.whole_pass():
+        by_loss_fn = forward is None and self._function is None
+        for metric in metrics.values():
+            if isinstance(metric, Loss):
+                metric.adds_up = by_loss_fn and sums_samples(self._loss_fn)
+        with self._loaders.over(dataset) as loader, loader._whole_pass():
             if self._ranks.sharded:  # each forward pass gathers the weights from all ranks
                 self._ranks.check_lengths(epoch_length(loader), None)
             self._ranks.share_buffers()
@@ -98,7 +103,7 @@ class Evaluator:
         judge = self._judge(None)
         with (
             self._loaders.over(dataset) as loader,
-            loader.rehearsal() as batches,
+            loader._rehearsal() as batches,
             evaluating(self._evaluated),
             judge.running(loader),
         ):
@@ -149,7 +154,7 @@ class Evaluator:
         event("on_eval_epoch_begin")
         named: dict[str, Loss] = {}
         share_is_empty = self._ranks.many and arguments.batch_num == 0
-        counter, batches = SampleCounter(loader.loader), iter(()) if share_is_empty else loader.epoch(None)
+        counter, batches = SampleCounter(loader.loader), iter(()) if share_is_empty else loader._epoch(None)
         for index, batch in enumerate(batches, 1):
             if index == 1 or not sink_mode:
                 arguments.cur_step_num = (arguments.batch_num or index) if sink_mode else index
@@ -170,6 +175,8 @@ class Evaluator:
             arguments.net_outputs, arguments.cur_step_num = judged.output, index
             if not sink_mode:
                 event("on_eval_step_end")
+        if not arguments.cur_step_num and not self._ranks.many:
+            warn("%s gave no batch to evaluate: the results are NaN", type(loader.loader).__name__)
         if sink_mode:
             event("on_eval_step_end")
         if self._ranks.many and self._trains:  # a rank without a batch does not know the names
@@ -217,12 +224,19 @@ def monitored(results: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
-    """A context with the network in evaluation mode and without gradients; every module's mode is restored."""
+    """A context with the network in evaluation mode and without gradients; every module's mode is restored.
+
+    By `train(mode)`, which modules override to change more than a flag: LoRA layers merge and split weights there.
+    """
     modes = [(module, module.training) for module in network.modules()]
+    training = network.training
     network.eval()
     try:
         with torch.no_grad():
             yield
     finally:
-        for module, training in modes:
-            module.training = training
+        network.train(training)
+        for module, was_training in modes:  # parents first: what a module does to those inside is put right afterwards
+            if module.training != was_training:  # the program has frozen it, as it does with BatchNorm
+                module.train(was_training)
+                module.training = was_training  # also where an override chooses another mode

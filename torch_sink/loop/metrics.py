@@ -54,11 +54,19 @@ class MeanMetric:
 
 
 class Loss(MeanMetric):
-    """Mean loss over samples; each batch is weighted by its size."""
+    """The mean of the batches' losses, weighted by their samples; or their sum over samples, divided by these.
+
+    Attributes:
+        adds_up: whether the loss of a batch is the sum over its samples, as with `reduction="sum"`, and not their mean.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adds_up = False
 
     def update(self, loss: Tensor, batch_size: int) -> None:
-        """Add the mean loss of a batch, or a loss of one value per sample."""
-        self.add(loss.mean() * batch_size, batch_size)
+        """Add the loss of a batch, or one value per sample."""
+        self.add(loss.sum() if self.adds_up else loss.mean() * batch_size, batch_size)
 
 
 class ClassMetric(MeanMetric):
@@ -263,6 +271,14 @@ def ignore_index_of(loss_fn: Any) -> int | None:
     # A `functools.partial`, or a method of a loss.
     inner = getattr(loss_fn, "func", None) or getattr(loss_fn, "__self__", None)
     return ignore_index_of(inner) if inner is not None and inner is not loss_fn else None
+
+
+def sums_samples(loss_fn: Any) -> bool:
+    """Whether a loss function gives the sum over a batch: its attribute `reduction`, or argument in a `partial`."""
+    if isinstance(loss_fn, functools.partial):
+        given = loss_fn.keywords.get("reduction")
+        return sums_samples(loss_fn.func) if given is None else bool(given == "sum")
+    return getattr(loss_fn, "reduction", None) == "sum"
 
 
 def make_metrics(metrics: Metrics | None) -> dict[str, Any]:

@@ -117,7 +117,7 @@ class ModelCheckpoint(Callback):
         self._prefix, self._directory = prefix, Path(directory)
         self._config = config or CheckpointConfig()
         self._monitor, self._mode, self._keep = monitor, mode, keep
-        self._best: list[tuple[float, Path]] = []  # (rank, path); smaller ranks are better
+        self._best: list[tuple[float, Path]] = []  # (cost, path); the smallest cost is the best
         self._judged: Any = None  # the evaluation results that were handled last
         self._has_value = False  # whether results of this run had the monitored one
         self._began_at = self._saved_step = (-1, 0)  # the step, and how far an accumulation was
@@ -165,10 +165,10 @@ class ModelCheckpoint(Callback):
             is_earlier = manifest["step"] <= arguments.loop.step_count
             value = manifest.get("monitored", {}).get(monitor) if is_earlier else None
             if value is not None:
-                best.append((self._rank_of(monitor, value), path))
+                best.append((self._cost_of(monitor, value), path))
         return best
 
-    def _rank_of(self, monitor: str, value: float) -> float:
+    def _cost_of(self, monitor: str, value: float) -> float:
         return math.inf if math.isnan(value) else value if best_of(monitor, self._mode) == "min" else -value
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
@@ -183,11 +183,11 @@ class ModelCheckpoint(Callback):
             return
         self._has_value = True
         value = arguments.loop.ranks.gather(monitored_number(self._monitor, results[self._monitor]))[0]
-        rank = self._rank_of(self._monitor, value)
-        if len(self._best) >= self._keep and rank >= max(self._best)[0]:
+        cost = self._cost_of(self._monitor, value)
+        if len(self._best) >= self._keep and cost >= max(self._best)[0]:
             return
         path = self._save(arguments, monitored={self._monitor: value})
-        self._best = sorted([(rank, path), *(one for one in self._best if one[1] != path)])
+        self._best = sorted([(cost, path), *(one for one in self._best if one[1] != path)])
         for _, worse in self._best[self._keep :]:
             if arguments.loop.ranks.rank == 0:
                 remove_checkpoint(worse)

@@ -61,8 +61,6 @@ class TrainingRun:
         numbers_own_steps: bool,
         **fields: Any,
     ) -> None:
-        from torch_sink.sink.traversal import Batches
-
         self._state, self._loader, self._signals, self._note = state, loader, signals, note
         self.device = state.device  # for timelines
         self._callbacks = sorted(callbacks, key=lambda one: not one.comes_first)
@@ -74,7 +72,6 @@ class TrainingRun:
         self._leaves: list[Any] | None = None  # of the latest batch; None where they are not known
         self._samples: int | None = None  # in it, as its loader has counted; None where it has not
         self._counter = SampleCounter(loader.loader)
-        self._own_iterator: Any = Batches
         asked_for = (signal.Signals(number).name for callback in callbacks for number in callback.stop_signals)
         self._returns_on = {"GracefulExit", *asked_for}
         self._is_interrupted = False  # by a signal to any rank that no callback asked for
@@ -140,7 +137,7 @@ class TrainingRun:
         # end, because broken samples are left out and streams may be longer. A resumed run then finds nothing left.
         resumed = progress.epoch_steps > 0
         self._engine.begin_epoch()
-        iterator = self._loader.epoch(self._batches, numbers_passes=True, may_be_empty=resumed)
+        iterator = self._loader._epoch(self._batches, numbers_passes=True, may_be_empty=resumed)
         while (batch := self._fetch(iterator)) is not _END:
             self._sink(iterator, batch)
             if self._cut_off or progress.epoch_ended:
@@ -211,9 +208,7 @@ class TrainingRun:
         began = time.perf_counter()
         try:
             batch = next(iterator, _END)
-            # Only the SinkLoader's own iterator gives a batch as it was in the slot, where its leaves were found.
-            given, leaves, samples = iterator.given if type(iterator) is self._own_iterator else (None, None, None)
-            self._leaves, self._samples = (leaves, samples) if given is batch else (None, None)
+            self._leaves, self._samples = self._counter.known_of_latest(iterator, batch)
             return batch
         except Exception as error:
             # Ctrl-C in a terminal kills the workers too, so after a signal their error is not raised.
@@ -226,7 +221,7 @@ class TrainingRun:
     def _ends_here(self, iterator: Iterator[Any]) -> bool:
         """Whether the epoch ends behind the steps that it was to have; a batch that comes after all is given back."""
         if self._fetch(iterator) is not _END:
-            self._loader.give_back()
+            self._loader._give_back()
             return False
         if not self._cut_off:
             self._close_window()
@@ -236,7 +231,7 @@ class TrainingRun:
         """At the run's end, inside an epoch or not: the next run begins a new pass, and so another epoch of it."""
         progress = self._state.progress
         if progress.epoch_steps and not progress.epoch_ended:
-            self._loader.number_next_pass()
+            self._loader._number_next_pass()
 
     # How long sinks are, and where updates are due.
 
@@ -327,7 +322,7 @@ class TrainingRun:
         try:
             self._event("on_train_step_begin")
         except BaseException:
-            self._loader.give_back()
+            self._loader._give_back()
             raise
         self._leaves = None  # callbacks may have put others into the batch
         self._arguments["_inside_sink"] = True

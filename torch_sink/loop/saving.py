@@ -27,6 +27,7 @@ from torch_sink.loop.checkpoints import (
 )
 from torch_sink.loop.core.author import Author
 from torch_sink.loop.core.history import Progress, first_line
+from torch_sink.loop.outside import Outside, may_be_same
 from torch_sink.loop.step.state import TrainState
 
 if TYPE_CHECKING:
@@ -41,13 +42,14 @@ def state_of(training: TrainState, draws: Draws | None = None) -> dict[str, Any]
 
     `draws` is a snapshot of the global generators, if there is one already.
     """
-    model, ranks = training.model, training.ranks
+    model, ranks, outside = training.model, training.ranks, Outside(training)
     state: dict[str, Any] = {
         "step_count": training.step_count,
         "progress": {**vars(training.progress)},
         "accumulate": training.accumulate,
         "random": random_state(draws or global_draws()),
-        "made_of": _made_of(training),
+        "made_of": _made_of(training, outside),
+        **outside.state_dict(),
     }
     if not ranks.sharded:
         state["model"] = model.state_dict()
@@ -70,6 +72,7 @@ def state_of(training: TrainState, draws: Draws | None = None) -> dict[str, Any]
             )
         named = model.named_parameters()
         state["gradients"] = {name: p.grad.detach() for name, p in named if p.grad is not None}
+        state["other_gradients"] = outside.gradients()
     return state
 
 
@@ -78,7 +81,7 @@ def _plain_numbers(value: Any) -> Any:
     return torch.utils._pytree.tree_map_only(np.generic, np.generic.item, value)
 
 
-def _made_of(training: TrainState) -> dict[str, Any]:
+def _made_of(training: TrainState, outside: Outside) -> dict[str, Any]:
     """What a training is made of, by name, so that a state is not loaded into another one."""
     precision = training.precision
     made: dict[str, Any] = {"precision": precision.level}
@@ -89,7 +92,7 @@ def _made_of(training: TrainState) -> dict[str, Any]:
         made[part] = type(one).__name__ if one is not None else None
         if inner := getattr(one, "_schedulers", None):
             made[part] += f"({', '.join(type(member).__name__ for member in inner)})"
-    names = {id(parameter): name for name, parameter in training.model.named_parameters()}
+    names = {id(parameter): name for name, parameter in training.model.named_parameters()} | outside.names
     groups = training.optimizer.param_groups if training.optimizer is not None else []
     made["groups"] = [[names.get(id(parameter), "?") for parameter in group["params"]] for group in groups]
     return made
@@ -114,9 +117,11 @@ def _differences(training: TrainState, state: dict[str, Any]) -> Iterator[str]:
             yield f"saved with the buffer {name} {list(saved.shape)}, and this loop has {list(own.shape)}"
     if not trains:
         return
+    outside = Outside(training)
+    yield from outside.differences(state)
     if state["accumulate"] != training.accumulate:
         yield f"saved with accumulate={state['accumulate']}, and this loop has {training.accumulate}"
-    then, now = state.get("made_of", {}), _made_of(training)
+    then, now = state.get("made_of", {}), _made_of(training, outside)
     for name in ("optimizer", "scheduler", "scaler", "precision"):
         one, other = then.get(name), now[name]
         if one is not None and other is not None and one != other:
@@ -140,7 +145,7 @@ def _group_differences(then: list[list[str]], now: list[list[str]]) -> Iterator[
     for number, (saved, own) in enumerate(zip(then, now, strict=True)):
         if len(saved) != len(own):
             yield f"saved with {len(saved)} parameters in group {number}, and this loop has {len(own)}"
-        elif different := [(one, other) for one, other in zip(saved, own, strict=True) if one != other]:
+        elif different := [pair for pair in zip(saved, own, strict=True) if not may_be_same(*pair)]:
             yield f"saved with the parameter {different[0][0]} in group {number}, where this loop has {different[0][1]}"
 
 
@@ -161,11 +166,12 @@ def check_state(training: TrainState, state: Any) -> None:
 def load_state(training: TrainState, state: dict[str, Any], load_position: LoadPosition = lambda undo: None) -> None:
     """Load a state, in place for existing tensors, or raise and leave everything as it was.
 
-    A loop without an optimizer loads the states of model and average only. `load_position(undo)` loads the position in
-    the data, and registers how to undo that.
+    A loop without an optimizer loads the states of model, loss function and average only. `load_position(undo)` loads
+    the position in the data, and registers how to undo that.
     """
     check_state(training, state)
     model, optimizer, trains = training.model, training.optimizer, training.optimizer is not None
+    outside = Outside(training)
     with ExitStack() as undo:
         load_position(undo)
         if trains:
@@ -179,6 +185,9 @@ def load_state(training: TrainState, state: dict[str, Any], load_position: LoadP
             for name in ("scheduler", "scaler"):
                 if (part := getattr(training, name)) is not None:
                     part.load_state_dict(state[name])
+        if "loss_fn" in state:
+            _undoable(undo, outside.loss_fn)
+            outside.load_loss(state)
         if not training.ranks.sharded:
             _load_model(model, state["model"])
         undo.pop_all()  # nothing below fails
@@ -193,6 +202,7 @@ def load_state(training: TrainState, state: dict[str, Any], load_position: LoadP
     for name, parameter in model.named_parameters():
         gradient = gradients.get(name)
         parameter.grad = None if gradient is None else gradient.to(parameter.device, parameter.dtype, copy=True)
+    outside.load(state)
     training.step_count, training.is_resumed = state["step_count"], True
     training.author = Author()
     progress = state["progress"]  # an earlier version may lack fields
@@ -204,7 +214,7 @@ def load_state(training: TrainState, state: dict[str, Any], load_position: LoadP
 
 
 def _undoable(undo: ExitStack, part: Any) -> None:
-    """Register that a scheduler or a scaler gets its present state back."""
+    """Register that a scheduler, a scaler or a loss function gets its present state back."""
     if part is not None:
         undo.callback(part.load_state_dict, copy.deepcopy(part.state_dict()))
 

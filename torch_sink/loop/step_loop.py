@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
@@ -20,6 +20,7 @@ from torch_sink.common.arguments import (
 )
 from torch_sink.common.epochs import begin_epochs_at
 from torch_sink.common.ranks import warn
+from torch_sink.errors import SinkError
 from torch_sink.loop.callbacks import Callback, check_callbacks
 from torch_sink.loop.checkpoints import check_prefix
 from torch_sink.loop.core.batches import epoch_length
@@ -140,7 +141,9 @@ class StepLoop:
             self.settings.reasons.note("forward= computes the loss, so loss_fn is not called")
         self.engine: Engine | None = None  # before the first run, and after a state was loaded
         self.loaders = KeptLoaders(self.device)
-        self._evaluators: dict[bool, Evaluator] = {}  # False: of the model, True: of its average
+        # Of the model (False), of its average (True), and of a `Model`.
+        self._evaluators: dict[bool | Literal["Model"], Evaluator] = {}
+        self._is_running = False
 
     @property
     def step_count(self) -> int:
@@ -189,7 +192,8 @@ class StepLoop:
 
         Raises:
             KeyboardInterrupt: Ctrl-C, see above.
-            SinkError: 1,000 optimizer updates in a row overflowed, or a signal stopped another rank.
+            SinkError: 1,000 optimizer updates in a row overflowed, a signal stopped another rank, or a run of this loop
+                is under way, as in a callback.
             ValueError, TypeError: the batch, loss or model cannot be used, or the ranks' epochs differ in length; the
                 message says what can.
         """
@@ -218,7 +222,8 @@ class StepLoop:
     ) -> dict[str, Any]:
         """Evaluate one pass over a loader, in the mode and precision of training, with one host sync.
 
-        Losses are averaged over samples: a batch weighs as many as it holds, see `RunHistory.samples`.
+        The loss is the mean of the batches' losses, weighted by their samples (see `RunHistory.samples`). That of a
+        `loss_fn` whose `reduction` is "sum" is the sum over all batches, divided by the samples.
 
         With more than one process, all of them call it, each with a share of any length; all get the same results. The
         position of a SinkLoader does not change. For evaluations during a run see `torch_sink.Evaluation`.
@@ -278,7 +283,8 @@ class StepLoop:
     def state_dict(self) -> dict[str, Any]:
         """The state of model, optimizer, scheduler, scaler, average, random generators and progress, without copies.
 
-        The states of a sharded model and its optimizer are missing: `save` writes their shards.
+        It also holds the state of a `loss_fn` that is a module, and parameters that the optimizer trains outside of
+        both. The states of a sharded model and its optimizer are missing: `save` writes their shards.
         """
         return state_of(self.state)
 
@@ -291,7 +297,8 @@ class StepLoop:
 
         Raises:
             ValueError: no state of a StepLoop, or that of another training: another optimizer, scheduler, scaler,
-                precision or `accumulate`, other parameter groups, with or without an average. Nothing is loaded then.
+                precision or `accumulate`, other parameter groups, a `loss_fn` with another state, with or without an
+                average. Nothing is loaded then.
             RuntimeError: the state of another model. Nothing is loaded then.
         """
         load_state(self.state, state)
@@ -439,12 +446,18 @@ class StepLoop:
                 "this StepLoop has no optimizer, so it evaluates and predicts and cannot train; pass one: "
                 "StepLoop(model, loss_fn, optimizer)"
             )
+        if self._is_running:
+            raise SinkError(
+                "a run of this StepLoop is under way, and another one, such as in a callback, would take its place; "
+                "make another StepLoop for it, or call run when this one has returned. evaluate and predict are allowed"
+            )
         resumed, state.is_resumed, began = state.is_resumed, False, state.step_count
         if resumed:
             state.progress.count_from(initial_epoch)
         else:
             state.progress = Progress(initial_epoch=initial_epoch)
         with (
+            self._marked_as_running(),
             stop_signals([number for callback in callbacks for number in callback.stop_signals]) as signals,
             nullcontext() if timeline is None else record_timeline(timeline),
             self.loaders.in_run(loader) as sink,
@@ -486,6 +499,14 @@ class StepLoop:
             )
         return history
 
+    @contextmanager
+    def _marked_as_running(self) -> Iterator[None]:
+        self._is_running = True
+        try:
+            yield
+        finally:
+            self._is_running = False
+
     @host_sync_allowed()
     def prepare(self, longest_sink: int) -> Engine:
         """Build the engine, or make room in it for sinks of up to `longest_sink` steps."""
@@ -503,8 +524,11 @@ class StepLoop:
         """
         engine = self.prepare(1)
         generators = torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
-        with self.loaders.over(dataset) as loader, loader.rehearsal() as batches, engine.running(), generators:
-            engine.training_step.rehearse(self.model, next(batches))
+        with self.loaders.over(dataset) as loader, loader._rehearsal() as batches, engine.running(), generators:
+            first = next(batches, None)
+            if first is None:
+                raise ValueError(f"{type(loader.loader).__name__} gave no batch to compile for; give it at least one")
+            engine.training_step.rehearse(self.model, first)
 
     def evaluator(self, ema: bool = False) -> Evaluator:
         """The evaluator of the model, or of its average (`ema`), with the compiled code and graphs that it keeps."""
@@ -517,11 +541,17 @@ class StepLoop:
         if ema not in self._evaluators:
             own = state.precision
             precision = make_precision(own.level, own.dtype, self.device.type, network) if ema else own
-            self._evaluators[ema] = self.make_evaluator(state.judging(network, state.forward, precision))
+            self._evaluators[ema] = self._make_evaluator(state.judging(network, state.forward, precision))
         return self._evaluators[ema]
 
-    def make_evaluator(self, state: TrainState, eval_network: nn.Module | None = None) -> Evaluator:
-        """Make an evaluator of the model in `state`, with the training's mode and graph memory; close it after use."""
+    def evaluator_of_model(self, eval_network: nn.Module | None) -> Evaluator:
+        """The evaluator of a `Model`, which judges by its loss function or by `eval_network`; closed with the loop."""
+        made = self._make_evaluator(self.state.judging(self.ranks.inner, None), eval_network)
+        self._evaluators["Model"] = made
+        return made
+
+    def _make_evaluator(self, state: TrainState, eval_network: nn.Module | None = None) -> Evaluator:
+        """Make an evaluator of the model in `state`, with the training's mode and graph memory."""
         settings = replace(self.settings, reasons=Reasons())
         return Evaluator(state, settings, self.loaders, eval_network=eval_network)
 

@@ -67,7 +67,7 @@ class DataSink:
         for _ in range(self._sink_size):
             while (batch := next(self._batches, _END)) is _END:
                 batches = self._loader.batches_per_epoch
-                self._batches = self._loader.epoch(batches, goes_on=True, numbers_passes=True)
+                self._batches = self._loader._epoch(batches, goes_on=True, numbers_passes=True)
             output = call_with(self._function, batch)
         return output
 

@@ -98,7 +98,7 @@ class Model:
             jit_config=jit_config,
             forward=call_with if loss_fn is None and optimizer is not None else None,
         )
-        self._evaluator = loop.make_evaluator(loop.state.judging(loop.ranks.inner, None), eval_network)
+        self._evaluator = loop.evaluator_of_model(eval_network)
 
     def __repr__(self) -> str:
         """Network or StepLoop, and metrics."""
@@ -289,7 +289,6 @@ class Model:
     @host_sync_allowed()
     def close(self) -> None:
         """Free graphs, compiled code and loaders, and remove the hooks of mixed precision. Idempotent."""
-        self._evaluator.close()
         self._loop.close()
 
     def _check_metrics(self, what: str) -> None:
@@ -312,11 +311,11 @@ def _mode(config: JitConfig | None) -> Mode:
 
 
 def _check_two_columns(run_context: RunContext) -> None:
-    """Raise ValueError, before a sink, unless a batch is (data, labels), as a loss function needs."""
+    """Raise TypeError, before a sink, unless a batch is (data, labels), as a loss function needs."""
     batch = run_context.original_args().train_dataset_element
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         size = f" of {len(batch)}" if isinstance(batch, (tuple, list, dict)) else ""
-        raise ValueError(
+        raise TypeError(
             f"the dataset yields a {type(batch).__name__}{size}, and loss_fn takes two columns, data and labels; "
             "for anything else make the Model of a network that returns the loss, without loss_fn"
         )

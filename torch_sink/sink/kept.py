@@ -40,7 +40,7 @@ class _Plain:
         """The SinkLoader that was used last, made as new; None if there is none, or if the loader was changed since."""
         while self.sinks:
             sink = self.sinks.pop()
-            if sink.start_over():
+            if sink._take_up():
                 return sink
             sink.close()
         return None
@@ -70,7 +70,7 @@ class KeptLoaders:
             sink = SinkLoader(loader, device=self._device)
         try:
             yield sink
-            if sink.set_aside():
+            if sink._set_aside():
                 self._find(loader).sinks.append(sink)
             else:
                 sink.close()
@@ -98,13 +98,13 @@ class KeptLoaders:
                         plain.state = sink.state_dict()
 
     def position(self, loader: Any, draws: Draws | None = None) -> dict[str, Any] | None:
-        """Where a training stands in the loader, see `SinkLoader.position`; None if it is not known."""
+        """Where a training stands in the loader, as `SinkLoader.state_dict` says; None if it is not known."""
         if isinstance(loader, SinkLoader):
-            return loader.position(draws)
+            return loader._position(draws)
         plain = next((one for one in self._known if one.loader() is loader), None)
         if plain is None or plain.in_run is None or plain.is_loaded:
             return None if plain is None else plain.state
-        return plain.in_run.position(draws)
+        return plain.in_run._position(draws)
 
     def load(self, loader: Any, state: dict[str, Any], undo: ExitStack) -> None:
         """Goes to a position, with a plain loader in its next run; `undo` gets what goes back to the present one.

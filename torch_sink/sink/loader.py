@@ -16,7 +16,7 @@ from torch_sink.common.integrations import is_only_checked, warn_if_unsharded
 from torch_sink.common.random_state import Draws
 from torch_sink.damage.report import Policy
 from torch_sink.errors import SinkError
-from torch_sink.sink.producer import ThreadProducer
+from torch_sink.sink.producer import Producer
 from torch_sink.sink.resuming import open_loader
 from torch_sink.sink.ring import make_slots
 from torch_sink.sink.slots import ImageFormat, resolve_device
@@ -39,9 +39,10 @@ class SinkLoader(Generic[Batch]):
 
     With `num_workers > 0` a thread receives the workers' batches ahead of the consumer and brings them to the device.
     Otherwise batches are made in the calling thread, when they are asked for, so that every draw from a global random
-    generator comes in the order of the plain loop; so are those of other iterables, loaders with an `__iter__` of their
-    own (as timm's have) included. Samplers that draw from a global generator in the middle of a pass are the exception:
-    with workers their draws happen in the thread.
+    generator comes in the order of the plain loop, and modes such as `torch.no_grad()` are the caller's. So are those
+    of other iterables and of functions, and of loaders that make iterators of their own (as timm's do). Samplers that
+    draw from a global generator in the middle of a pass are the exception: with workers their draws happen in the
+    thread.
 
     A pass begins when it is asked for: what the program changes between two passes (the dataset, its transforms, a
     sampler, weights) is seen in the next one, as without a SinkLoader. Other public attributes (`dataset`,
@@ -53,8 +54,9 @@ class SinkLoader(Generic[Batch]):
 
     Args:
         loader: any iterable of batches: a `DataLoader`, a `torchdata.StatefulDataLoader`, a list, or a function that
-            returns an iterator. A batch is a tensor, or dicts, lists, tuples or dataclasses of tensors; numbers and
-            strings pass through on the host; other objects that have a method `to(device)` are moved by it.
+            returns an iterator and is called once a pass. An iterator is read once, and never closed. A batch is a
+            tensor, or dicts, lists, tuples or dataclasses of tensors; numbers and strings pass through on the host;
+            other objects that have a method `to(device)` are moved by it.
         batches_per_epoch: batches in an epoch; None for one pass of the loader.
         device: where batches are delivered; default the current accelerator, else the CPU.
         slots: batches that may exist at a time, the one in use included; default 3. On an accelerator they are
@@ -64,12 +66,12 @@ class SinkLoader(Generic[Batch]):
             tensors of four dimensions.
         memory_format: layout of image batches.
         on_decode_error: what becomes of samples whose files stock code cannot open or decode, with or without the
-            image backend; for loaders with an `__iter__` of their own, with it, and `decode_report()` counts in the
-            place of `stats()`. None leaves it to `set_image_backend`; "raise" raises the error of the file. "skip"
-            drops the sample, and leaves out a batch of which nothing is left, so that a pass may have fewer batches
-            than `len()`. "replace" puts the next good sample of the batch in its place, and where there is none, the
-            next good one of the dataset. `stats()` counts them and lists path and reason. An `IterableDataset` raises
-            under each of them: an error ends its generator.
+            image backend. Loaders that make iterators of their own need the backend for it, and then `decode_report()`
+            counts these samples, not `stats()`. None leaves it to `set_image_backend`; "raise" raises the error of the
+            file. "skip" drops the sample, and leaves out a batch of which nothing is left, so that a pass may have
+            fewer batches than `len()`. "replace" puts the next good sample of the batch in its place, and where there
+            is none, the next good one of the dataset. `stats()` counts them and lists path and reason. An
+            `IterableDataset` raises under each of them: an error ends its generator.
         timeout_seconds: longest wait for a batch of a worker.
         prefetch_next_epoch: begin the next pass while the last batches of this one are used, so that its first batches
             are ready in time. What the program changes between two passes then arrives one pass late. For loaders with
@@ -113,7 +115,8 @@ class SinkLoader(Generic[Batch]):
         self._opener = opener = self._resuming.opener
         self._slots = make_slots(self._form, slots, max_bytes)
         self._slots.share(opener.make_pool)
-        self._producer = ThreadProducer(self._slots)
+        self._resuming.reads_ahead = self._slots.count
+        self._producer = Producer(self._slots)
         self._traversal = Traversal(self._resuming, self._producer, timeout_seconds, begins_early=prefetch_next_epoch)
         self._is_checked = False
         self._options_of_iter: dict[str, bool] = {}
@@ -155,7 +158,7 @@ class SinkLoader(Generic[Batch]):
         held = self._producer.held
         return None if held is None else self._slots.static_index(held.slot)
 
-    def static_batches(self, batch: Any) -> dict[int, Any]:
+    def _static_batches(self, batch: Any) -> dict[int, Any]:
         """For each slot, the batch delivered last as it would lie there, with any values; {} if it lies in none."""
         return {} if self.slot_index is None else self._slots.static_batches(batch)
 
@@ -195,7 +198,7 @@ class SinkLoader(Generic[Batch]):
         options, self._options_of_iter = self._options_of_iter, {}
         return self._begin(self._batches_per_epoch, **{"goes_on": self._batches_per_epoch is not None, **options})
 
-    def epoch(self, batches: int | None, **options: bool) -> Iterator[Batch]:
+    def _epoch(self, batches: int | None, **options: bool) -> Iterator[Batch]:
         """Iterates over one epoch as if `batches_per_epoch` were `batches`; `options` as `Traversal.begin_epoch`'s."""
         options = {"goes_on": batches is not None, **options}
         if batches != self._batches_per_epoch:
@@ -217,8 +220,8 @@ class SinkLoader(Generic[Batch]):
         return Batches(self, self._life, self._traversal, self._slots, iteration)
 
     @contextlib.contextmanager
-    def whole_pass(self) -> Iterator[None]:
-        """Inside, `epoch(None)` is one whole pass of the loader; afterwards the traversal goes on where it stood."""
+    def _whole_pass(self) -> Iterator[None]:
+        """Inside, `_epoch(None)` is one whole pass of the loader; afterwards the traversal goes on where it stood."""
         self._check_usable()
         is_loaded = self._traversal.is_loaded
         position = self.state_dict() if is_loaded or self._traversal.is_inside_pass else None
@@ -232,7 +235,7 @@ class SinkLoader(Generic[Batch]):
                 self._traversal.is_loaded = is_loaded
 
     @contextlib.contextmanager
-    def rehearsal(self) -> Iterator[Iterator[Batch]]:
+    def _rehearsal(self) -> Iterator[Iterator[Batch]]:
         """Gives a new pass to try code on; afterwards the position and all random generators are put back.
 
         Raises:
@@ -242,12 +245,12 @@ class SinkLoader(Generic[Batch]):
         with self._traversal.rehearsing():
             yield iter(self)
 
-    def number_next_pass(self) -> None:
+    def _number_next_pass(self) -> None:
         """Calls `set_epoch` for the pass after the one that a training leaves, unless the program did."""
         self._traversal.number_next_pass()
 
     @host_sync_allowed()
-    def give_back(self) -> None:
+    def _give_back(self) -> None:
         """Takes the batch back that was delivered last and not used: it comes again, and only then counts.
 
         If it was made in the calling thread, a run that resumes from a state taken now makes it with other draws.
@@ -268,7 +271,7 @@ class SinkLoader(Generic[Batch]):
         return self._producer.stats.collected(self._producer.bytes_held() if planned is None else planned)
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def _paused(self) -> Iterator[None]:
         """Parks the producer between batches: inside, it pins, allocates and queries nothing (for a graph capture)."""
         if self._life.is_foreign:
             raise SinkError(self._life.ended)
@@ -288,7 +291,7 @@ class SinkLoader(Generic[Batch]):
         with host_sync_allowed() if here.watches and not here.allowances else contextlib.nullcontext():
             return self._resuming.state_dict(self._traversal.position)
 
-    def position(self, draws: Draws | None) -> dict[str, Any]:
+    def _position(self, draws: Draws | None) -> dict[str, Any]:
         """`state_dict()`, also that of a subclass, with a snapshot of the global generators if one was taken."""
         self._resuming.draws = draws
         try:
@@ -309,8 +312,8 @@ class SinkLoader(Generic[Batch]):
         self._traversal.load_state_dict(state_dict)
 
     @host_sync_allowed()
-    def set_aside(self) -> bool:
-        """Stops thread and workers and drops the loader, but keeps slots and slabs. Whether it can `start_over`."""
+    def _set_aside(self) -> bool:
+        """Stops thread and workers and drops the loader, but keeps slots and slabs. Whether it can be taken up."""
         if self._life.ended is not None or not self._resuming.can_start_over:
             return False
         self._traversal.start_over()
@@ -319,8 +322,8 @@ class SinkLoader(Generic[Batch]):
         self._loader_aside, self._opener.loader = reference(self._opener.loader), None
         return True
 
-    def start_over(self) -> bool:
-        """Makes it as new after `set_aside`. Whether that worked: the loader may be gone or changed by now."""
+    def _take_up(self) -> bool:
+        """Makes it as new after `_set_aside`. Whether that worked: the loader may be gone or changed by now."""
         self._opener.loader = self._loader_aside()
         return self._life.ended is None and self._opener.is_as_it_was()
 

@@ -34,9 +34,8 @@ _starting = threading.RLock()
 class Opener:
     """Begins passes over any iterable, or over what a function returns; the loader makes its iterators itself.
 
-    An iterable is read in the calling thread. A function is called once a pass, and its iterator is read in the
-    producer's thread, so that a wait for it can end with a timeout. Each batch is begun only when it is asked for: what
-    it draws from global generators comes in the plain loop's order.
+    A function is called once a pass. Each batch is begun only when it is asked for, in the calling thread: what it
+    draws from global generators comes in the plain loop's order, and modes and context variables are the program's.
     """
 
     guard: WorkerGuard | None = None  # of the workers of the latest iterator that was made here
@@ -48,7 +47,7 @@ class Opener:
         self.loader = loader  # None while nobody uses it
         self.policy = policy  # on broken files; None leaves it to the image backend
         self.policy_of_iterators = policy  # while the loader's own iterators run; None for those made here
-        self.runs_in_thread = self._is_function = not isinstance(loader, Iterable)  # a thread reads the batches
+        self._is_function = not isinstance(loader, Iterable)
         self.renew()
 
     def renew(self) -> None:
@@ -92,9 +91,10 @@ class Opener:
         """Stops the workers of iterators that a DataLoader, or one inside of the loader, keeps for its next pass."""
         for owner in (self.loader, *getattr(self.loader, "__dict__", {}).values()):
             attributes = vars(owner) if isinstance(owner, DataLoader) else {}
-            for name, iterator in list(attributes.items()):
-                if hasattr(iterator, "_workers_status"):
-                    WorkerGuard(iterator).stop()
+            for name, held in list(attributes.items()):
+                if isinstance(held, Iterator) and (iterators := _iterators_in(held)):
+                    for iterator in iterators:
+                        WorkerGuard(iterator).stop()
                     attributes[name] = None
 
 
@@ -133,15 +133,15 @@ class DataLoaderOpener(Opener):
         if self.is_broken:
             self.forget_workers()
         now = _attributes_to_follow(self.loader)
-        if self._goes_on_with_workers():
+        if self.goes_on_with_workers():
             vars(self.copy)[LENGTH_CALLED] = now[LENGTH_CALLED]
         else:
             vars(self.copy).update(now)
-        self.has_workers = self.runs_in_thread = self.copy.num_workers > 0
+        self.has_workers = self.copy.num_workers > 0
         self.keeps_workers = self.has_workers and self.copy.persistent_workers
         super().renew()
 
-    def _goes_on_with_workers(self) -> bool:
+    def goes_on_with_workers(self) -> bool:
         """Whether the next pass is made by the workers of the latest one, as they were started."""
         return self.keeps_workers and self.copy._iterator is not None and self.loader.num_workers > 0
 
@@ -242,13 +242,19 @@ def stop_workers_under(batches: Any) -> None:
 
 
 def _iterators_under(batches: Any) -> list[Any]:
-    """The DataLoader iterators with workers that a generator is reading, or generators inside of it."""
-    if "_workers_status" in getattr(batches, "__dict__", {}):
-        return [batches]
+    """The DataLoader iterators with workers that a generator or a wrapper is reading, or those inside of it."""
     if not isinstance(batches, GeneratorType) or batches.gi_running:
-        return []
+        return _iterators_in(batches)
     # Its variables, and what its loops go over: Python 3.10 keeps these in the frame.
     return [one for held in gc.get_referents(batches, batches.gi_frame) for one in _iterators_under(held)]
+
+
+def _iterators_in(held: Any) -> list[Any]:
+    """The DataLoader iterators with workers that an object is or, as a wrapper around one, has as an attribute."""
+    attributes = getattr(held, "__dict__", {})
+    if "_workers_status" in attributes:
+        return [held]
+    return [one for one in attributes.values() if "_workers_status" in getattr(one, "__dict__", {})]
 
 
 def check_gives_batches(loader: Any) -> None:

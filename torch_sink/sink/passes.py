@@ -14,11 +14,18 @@ import torch
 
 from torch_sink.common.epochs import epochs_in
 from torch_sink.common.integrations import without_length_warning
-from torch_sink.common.random_state import RandomState, as_bytes, as_tensor, generator_states, set_generator_states
+from torch_sink.common.random_state import (
+    RandomState,
+    as_bytes,
+    as_tensor,
+    generator_states,
+    set_generator_states,
+    set_global_random_state,
+)
 from torch_sink.common.ranks import group_rank
 from torch_sink.damage.report import DecodeReport, name_file, policy_of_thread
-from torch_sink.sink.openers import Opener
-from torch_sink.sink.workers import PassCancelled
+from torch_sink.sink.openers import Opener, stop_workers_under
+from torch_sink.sink.workers import PassCancelled, Snapshots
 from torch_sink.worker.batch import WorkerBatch
 from torch_sink.worker.queue import snapshot_in
 
@@ -115,6 +122,22 @@ class IndexLists:
             set_generator_states(self.generators, earlier[-1])
 
 
+class WithSnapshot:
+    """The first index list for a worker that is kept, whose generators go back to a snapshot when the list arrives."""
+
+    def __init__(self, indices: Any, snapshot: RandomState) -> None:
+        self.indices, self.snapshot = indices, snapshot
+
+    def __reduce__(self) -> Any:
+        return _with_generators_at, (self.snapshot, self.indices)
+
+
+def _with_generators_at(snapshot: RandomState, indices: Any) -> Any:
+    """Run in the worker."""
+    set_global_random_state(snapshot)
+    return indices
+
+
 class ResumableSampler:
     """The user's (batch) sampler; can skip the first index lists of its next traversal."""
 
@@ -139,6 +162,7 @@ class ResumableSampler:
         at_last_iter: Action | None = None,
         after_skip: Action | None = None,
         begins_in: Context = contextlib.nullcontext,
+        snapshots: Callable[[], dict[int, RandomState]] | None = None,
     ) -> None:
         """Prepares the next traversal. A new DataLoader iterator calls `iter` twice and uses the second one."""
         self.skip = skip  # index lists to draw and drop
@@ -146,6 +170,7 @@ class ResumableSampler:
         self.at_last_iter = at_last_iter  # called before the traversal that will be used begins
         self.after_skip = after_skip  # called when the last index list was dropped
         self.begins_in = begins_in  # around the sampler's first moves
+        self.snapshots = snapshots  # called before the first list; workers that get one go back to theirs, taken out
         self._iters = 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -156,7 +181,20 @@ class ResumableSampler:
             lists = iter(self.sampler)  # as often as the plain loader does: a sampler may draw here
         self.lists = IndexLists(self.generators)
         read = self.lists.read(lists, self.skip, self.after_skip, self.begins_in)
+        if self.snapshots is not None:
+            return _with_snapshots(read, self.snapshots)
         return itertools.chain([[]] * self.placeholders, read)
+
+
+def _with_snapshots(lists: Iterator[Any], find: Callable[[], dict[int, RandomState]]) -> Iterator[Any]:
+    """List k goes to worker k, until each has one."""
+    for worker, indices in enumerate(lists):
+        if worker == 0:
+            snapshots = find()
+        yield WithSnapshot(indices, snapshots.pop(worker)) if worker in snapshots else indices
+        if not snapshots:
+            break
+    yield from lists
 
 
 @dataclass(eq=False)
@@ -168,6 +206,8 @@ class Pass:
     batches: Iterator[Any]  # the loader's iterator
     drop: int = 0  # results to drop first: placeholders of `ResumableSampler`, or batches that were consumed already
     lists: IndexLists | None = None  # of its sampler; None for a loader without them
+    snapshots: Snapshots | None = None  # of its workers, if they are kept
+    before: int = 0  # batches of it that its workers were not asked for, because it was entered behind them
     loader_state: Callable[[], Any] = lambda: None  # gives the state, after the latest batch, of one that keeps its own
     lost: DecodeReport = field(default_factory=DecodeReport)  # samples of the batches that were consumed
     left_out: int = 0  # batches without samples among these
@@ -248,11 +288,22 @@ class Pass:
 
     def stop(self) -> None:
         """Gives back what the pass holds. Idempotent."""
-        close = getattr(self.batches, "close", None)
+        close = None if self._reads_users_iterator else getattr(self.batches, "close", None)
         if close is not None:
-            with contextlib.suppress(ValueError):  # it is executing: stuck in a thread that was given up
+            with contextlib.suppress(ValueError):  # it is executing: the SinkLoader is closed from inside of it
                 close()  # a generator: its `finally` blocks run now, not at some garbage collection
         self.opener.end_pass(self.batches)
+
+    def close(self) -> None:
+        """Stops the pass when no other follows: also the workers of DataLoader iterators that it reads."""
+        if not self._reads_users_iterator:
+            stop_workers_under(self.batches)
+        self.stop()
+
+    @property
+    def _reads_users_iterator(self) -> bool:
+        """Whether the loader is an iterator itself, such as a generator object, which the program may go on reading."""
+        return self.batches is self.opener.loader
 
 
 @dataclass

@@ -1,17 +1,14 @@
-"""Makes batches ready: each when it is asked for, or in a thread, ahead of the consumer."""
+"""Makes batches ready: in a thread, ahead of the consumer, or each when it is asked for."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 import traceback
 from collections import deque
-from typing import Any
 
 from torch_sink.common.containers import leaves, tensor_bytes
 from torch_sink.errors import SinkError, SinkTimeout
-from torch_sink.sink.openers import stop_workers_under
 from torch_sink.sink.passes import Item, Pass
 from torch_sink.sink.slots import Slots
 from torch_sink.sink.stats import StatsCollector
@@ -36,7 +33,15 @@ def fill(slots: Slots, slot: int, item: Item) -> None:
 
 
 class Producer:
-    """Makes each batch in the calling thread when it is asked for: draws come in the plain loop's order."""
+    """Makes batches ready: in one thread a pass, ahead of the consumer, or each in the consumer's when it is asked for.
+
+    A pass of guarded workers has a thread, which receives their batches. Any other is read in the calling thread, so
+    that draws come in the plain loop's order, and thread-local state is the program's.
+
+    Invariant: a slot that is not free is being filled (`making`), in an item of `ready`, or `held` by the consumer.
+    The thread takes a slot before it asks the loader, so at most `slots.count` batches exist. All shared fields are
+    guarded by `changed`; the loader and the device are used outside of it.
+    """
 
     def __init__(self, slots: Slots) -> None:
         self.slots = slots
@@ -45,19 +50,37 @@ class Producer:
         self.held: Item | None = None  # the item whose batch the consumer uses
         self.ready: deque[Item] = deque()  # what waits for the consumer; copy() is one C call, beside the thread's
         self.thread: threading.Thread | None = None  # that makes the batches
-        self.gate: Any = contextlib.nullcontext()  # while it is held, nothing is pinned, allocated or queried
+        self.gate = threading.RLock()  # while it is held, the thread pins, allocates and queries nothing
+        self.changed = threading.Condition()
+        self.making: int | None = None  # the slot for which the thread asks the loader
+        self.is_reading = False  # it does so, and does not make the batch of what it got
         self.left_at = time.monotonic()
         self._latest_slot = -1
 
     def park(self) -> None:
         """Ends the thread of the last pass before workers are started: a fork beside a running thread is unsafe."""
+        if self.thread is None or self.current is not None:
+            return
+        self.thread.join(JOIN_SECONDS)
+        while self.thread.is_alive() and not self.is_reading:
+            self.thread.join(WATCH_SECONDS)  # it makes a batch, for which a kernel may have to be compiled
+        if self.thread.is_alive():
+            raise SinkError(
+                "the loader has not returned from making the batch that was dropped, so it cannot be asked for another "
+                "one; end what blocks it, or make a new SinkLoader"
+            )
+        self.thread = self.making = None
 
     def submit(self, current: Pass) -> None:
         """Begins to read a pass."""
+        self.park()
         self.current, self.slots.reads_pinned = current, current.opener.pins_batches
+        if current.opener.has_workers:
+            self.thread = threading.Thread(target=self._run, args=(current,), name="torch_sink-producer", daemon=True)
+            self.thread.start()
 
     def take(self, timeout_seconds: float) -> Item:
-        """The next item, in order, within `timeout_seconds`; the batch taken before is not used any more."""
+        """The next item, in order; the batch taken before is not used any more. Waits `timeout_seconds` for workers."""
         asked = time.monotonic()
         item, queued = (self._make_here(), -1) if self.thread is None else self._receive(asked, timeout_seconds)
         now = time.monotonic()
@@ -68,10 +91,6 @@ class Producer:
             self.stats.fetched(queued, now - asked, empty=queued == 0, full=queued >= self.slots.count - 1)
         self.left_at = now
         return item
-
-    def _receive(self, asked: float, timeout_seconds: float) -> tuple[Item, int]:
-        """The next item that the thread makes, and how many were waiting; -1 where they are made when asked for."""
-        raise NotImplementedError
 
     def _make_here(self) -> Item:
         """The next item, made while the consumer waits."""
@@ -92,87 +111,19 @@ class Producer:
             self.held, self._latest_slot = item, item.slot
         return item
 
-    def release(self) -> None:
-        """Gives back the slot of the batch that was taken last, which is not used any more."""
-        if self.held is not None:
-            self.slots.free(self.held.slot)
-            self.held = None
-
-    def drop(self) -> None:
-        """Leaves the pass and forgets the batches that are ready."""
-        self.current = None
-
-    def start_over(self) -> None:
-        """Begins statistics and slots anew, after `drop`."""
-        self.stats, self._latest_slot = StatsCollector(), -1
-
-    def bytes_held(self) -> int:
-        """Bytes of the batches that wait here or are in use."""
-        return sum(tensor_bytes(leaves(item.batch)) for item in (*self.ready.copy(), self.held) if item is not None)
-
-    def close(self) -> None:
-        """Stops the active pass, within seconds. Idempotent."""
-        current = self.current
-        self.drop()
-        self.held = None  # only now: a thread that still runs would fill the slot while its batch is read
-        if current is not None:
-            stop_workers_under(current.batches)
-            current.stop()
-
-
-class ThreadProducer(Producer):
-    """Makes batches in one thread a pass, ahead of the consumer or only while it waits.
-
-    Invariant: a slot that is not free is being filled (`making`), in an item of `ready`, or `held` by the consumer.
-    The thread takes a slot before it asks the loader, so at most `slots.count` batches exist. All shared fields are
-    guarded by `changed`; the loader and the device are used outside of it. Without `runs_ahead` a batch is made only
-    when the consumer waits for it. A pass whose opener asks for no thread is read as the base class does.
-    """
-
-    def __init__(self, slots: Slots) -> None:
-        super().__init__(slots)
-        self.runs_ahead = False
-        self.is_asked = False
-        self.changed = threading.Condition()
-        self.making: int | None = None  # the slot for which the thread asks the loader
-        self.is_reading = False  # it does so, and does not make the batch of what it got
-        self.gate = threading.RLock()
-
-    def park(self) -> None:
-        if self.thread is None or self.current is not None:
-            return
-        self.thread.join(JOIN_SECONDS)
-        while self.thread.is_alive() and not self.is_reading:
-            self.thread.join(WATCH_SECONDS)  # it makes a batch, for which a kernel may have to be compiled
-        if self.thread.is_alive():
-            raise SinkError(
-                "the loader has not returned from making the batch that was dropped, so it cannot be asked for another "
-                "one; end what blocks it, or make a new SinkLoader"
-            )
-        self.thread = self.making = None
-
-    def submit(self, current: Pass) -> None:
-        self.park()
-        super().submit(current)
-        self.runs_ahead = current.opener.has_workers
-        if not current.opener.runs_in_thread:
-            return
-        self.thread = threading.Thread(target=self._run, args=(current,), name="torch_sink-producer", daemon=True)
-        self.thread.start()
-
     def _receive(self, asked: float, timeout_seconds: float) -> tuple[Item, int]:
+        """The next item that the thread makes, and how many were waiting."""
         if self.held is not None:
             self.slots.free(self.held.slot)
         with self.changed:
             queued = len(self.ready)
             self.held = item = self.ready.popleft() if queued else None
-            self.is_asked = item is None
             self.changed.notify_all()
         if item is None:
             item = self._wait(asked, timeout_seconds)
         if item.slot < 0:
             self.held = None
-        return item, queued if self.runs_ahead else -1
+        return item, queued
 
     def _wait(self, asked: float, timeout_seconds: float) -> Item:
         dead_since: float | None = None
@@ -211,12 +162,16 @@ class ThreadProducer(Producer):
             return self.changed.wait_for(lambda: self.making is None, seconds)
 
     def release(self) -> None:
-        super().release()
+        """Gives back the slot of the batch that was taken last, which is not used any more."""
+        if self.held is not None:
+            self.slots.free(self.held.slot)
+            self.held = None
         if self.thread is not None:
             with self.changed:
                 self.changed.notify_all()
 
     def drop(self) -> None:
+        """Leaves the pass and forgets the batches that are ready."""
         with self.changed:
             current, self.current = self.current, None
             self.changed.notify_all()
@@ -228,14 +183,23 @@ class ThreadProducer(Producer):
             guard.free_reader(lambda: self.making is None, FREE_READER_SECONDS)
         with self.changed:
             self.ready.clear()
-            self.is_asked = False
 
     def start_over(self) -> None:
+        """Begins statistics and slots anew, after `drop`."""
         self.park()
-        super().start_over()
+        self.stats, self._latest_slot = StatsCollector(), -1
+
+    def bytes_held(self) -> int:
+        """Bytes of the batches that wait here or are in use."""
+        return sum(tensor_bytes(leaves(item.batch)) for item in (*self.ready.copy(), self.held) if item is not None)
 
     def close(self) -> None:
-        super().close()
+        """Stops the active pass, within seconds. Idempotent."""
+        current = self.current
+        self.drop()
+        self.held = None  # only now: a thread that still runs would fill the slot while its batch is read
+        if current is not None:
+            current.close()
         if self.thread is not None:
             self.thread.join(JOIN_SECONDS)
 
@@ -252,7 +216,6 @@ class ThreadProducer(Producer):
             with self.changed:
                 if item is not None and current is self.current:
                     self.ready.append(item)
-                    self.is_asked = False
                     if item.slot < 0:
                         self.current = None  # an end or an error: the consumer decides how it goes on
                     else:
@@ -262,11 +225,11 @@ class ThreadProducer(Producer):
             del item
 
     def _next_slot(self, current: Pass) -> int | None:
-        """Waits for a slot and a reason to fill it; None when the pass is not wanted any more."""
+        """Waits for a free slot; None when the pass is not wanted any more."""
         asked = time.monotonic()
         with self.changed:
             while current is self.current:
-                if (self.is_asked or self.runs_ahead) and (free := self.free_slots()):
+                if free := self.free_slots():
                     self.stats.producer_waits.append(time.monotonic() - asked)
                     self.making = free[0]
                     return self.making

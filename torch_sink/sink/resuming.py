@@ -15,6 +15,7 @@ from torch_sink.common.epochs import at_epochs, epochs_of, owners_of, set_epochs
 from torch_sink.common.integrations import inner_loader, without_length_warning
 from torch_sink.common.random_state import (
     Draws,
+    RandomState,
     find_private_generators,
     generator_states,
     global_random_state,
@@ -25,6 +26,7 @@ from torch_sink.common.random_state import (
 from torch_sink.damage.report import Policy
 from torch_sink.sink.openers import DataLoaderOpener, Opener, check_gives_batches
 from torch_sink.sink.passes import Action, Pass, PassStart, Position, ResumableSampler
+from torch_sink.sink.workers import Snapshots
 
 
 class Resuming:
@@ -34,6 +36,7 @@ class Resuming:
     can_start_over = True  # pass 0 can come a second time, as if the loader had just been wrapped
     draws: Draws | None = None  # a snapshot of the global generators, while a training is saved that has taken one
     tells_samplers = False  # the number of each pass, as the wrapper of a training library does
+    reads_ahead = 0  # the most batches that wait in the queue
 
     def __init__(self, opener: Opener) -> None:
         self.opener = opener
@@ -101,8 +104,11 @@ class Resuming:
         """Takes back the draws of a pass that was begun early and of which no batch was consumed."""
         set_generator_states(self.generators, start.generators)
 
-    def leave(self, left: Pass, consumed: int) -> None:
-        """Takes back the draws of a pass that is left, for batches behind the `consumed` ones."""
+    def leave(self, left: Pass, position: Position, *, is_early: bool) -> None:
+        """Takes back the draws of a pass that is left, for batches that a plain loader had not asked for at `position`.
+
+        One that was begun early, and of which nobody has asked for a batch, was not begun at all.
+        """
 
     def state_dict(self, position: Position) -> dict[str, Any]:
         """A position, what it takes to go on from it, and what may differ in a resumed run.
@@ -154,6 +160,10 @@ class ByIndexLists(Resuming):
 
     def __init__(self, opener: DataLoaderOpener) -> None:
         self.sampler = ResumableSampler(None, [])
+        # Of workers that are kept, after a pass that was left: the snapshots of their latest batches, for how many of
+        # these a plain loader would have asked, and where the workers stood before the pass.
+        self._left: tuple[Snapshots, int, dict[int, RandomState]] | None = None
+        self._owed: dict[int, RandomState] = {}  # snapshots to which workers go back when they get an index list
         super().__init__(opener)
         opener.sends_snapshots = True
 
@@ -162,6 +172,29 @@ class ByIndexLists(Resuming):
         self.sampler.generators, attributes = self.generators, vars(self.opener.copy)
         if attributes["batch_sampler"] is not self.sampler:
             self.sampler.sampler, attributes["batch_sampler"] = attributes["batch_sampler"], self.sampler
+
+    def begin(self, number: int, position: Position, *, is_numbered: bool = False) -> Pass:
+        owed: dict[int, RandomState] = {}
+        if position.resume is not None or not self.opener.goes_on_with_workers():  # new workers are started
+            self._left, self._owed = None, {}
+        elif self._left is not None or self._owed:
+            self.sampler.arm(snapshots=lambda: self._find_owed(owed))
+        begun = super().begin(number, position, is_numbered=is_numbered)
+        self._find_owed(owed)  # also where no worker has got a list
+        if owed:
+            position.worker_states = {**position.worker_states, **owed}
+        return begun
+
+    def _find_owed(self, found: dict[int, RandomState]) -> dict[int, RandomState]:
+        """The snapshots to which workers have to go back, copied to `found`.
+
+        Called when the workers have answered that the new pass begins, and so have sent all that they made before.
+        """
+        if self._left is not None:
+            snapshots, asked, before = self._left
+            self._left, self._owed = None, {**self._owed, **(snapshots.after(asked) if asked > 0 else before)}
+        found.update(self._owed)
+        return self._owed
 
     def _enter(self, start: PassStart, position: Position) -> Pass:
         # The global generators are left as the checkpoint (batches made here) or the caller (workers) had them.
@@ -174,6 +207,7 @@ class ByIndexLists(Resuming):
             opener.prepare_workers(position.worker_states, placeholders)
             self.sampler.arm(skip, placeholders, at_last_iter, begins_in=partial(self._at_epochs, position))
             opened = self._open(start, placeholders)
+            opened.before = skip - placeholders
             if start.random_state:
                 set_global_random_state(before)
             return opened
@@ -190,7 +224,16 @@ class ByIndexLists(Resuming):
         finally:
             self.sampler.arm()
             self.opener.prepare_workers({})
-        return Pass(self.opener, start, batches, drop=drop, lists=self.sampler.lists)
+        opened = Pass(self.opener, start, batches, drop=drop, lists=self.sampler.lists)
+        if self.opener.keeps_workers and self.opener.guard is not None:
+            # Those of batches that wait, of those that workers are asked for, and of one more of each worker.
+            kept = self.reads_ahead + self._asked_ahead() + 2 * self.opener.copy.num_workers
+            self.opener.guard.snapshots = opened.snapshots = Snapshots(kept)
+        return opened
+
+    def _asked_ahead(self) -> int:
+        """How many batches a DataLoader with workers asks for before they are consumed."""
+        return int(self.opener.copy.num_workers * (self.opener.copy.prefetch_factor or 0))
 
     def _at_last_iter(self, start: PassStart) -> Action | None:
         """Takes back the seed that starting workers draw, where the saved pass went on with those of the last one."""
@@ -204,11 +247,20 @@ class ByIndexLists(Resuming):
 
         return take_back
 
-    def leave(self, left: Pass, consumed: int) -> None:
+    def leave(self, left: Pass, position: Position, *, is_early: bool) -> None:
+        if not self.opener.has_workers or left.lists is None:
+            return
         # A plain loader would have drawn so many index lists by now: the queue has asked for more.
-        loader = self.opener.copy
-        if self.opener.has_workers and left.lists is not None:
-            left.lists.take_back(consumed + loader.num_workers * (loader.prefetch_factor or 0))
+        asked = 0 if is_early else position.batch_in_pass + self._asked_ahead()
+        left.lists.take_back(asked)
+        if left.snapshots is not None:
+            self._left = left.snapshots, asked - left.before, position.worker_states
+
+    def not_covered(self) -> list[str]:
+        if self._left is None or not self.opener.goes_on_with_workers():
+            return super().not_covered()
+        why = "persistent workers: how far the pass that was left has drawn is known when the next one begins"
+        return [*super().not_covered(), why]
 
 
 class ByOwnState(Resuming):
@@ -337,15 +389,16 @@ def open_loader(loader: Any, policy: Policy | None = None) -> Resuming:
     """How passes of `loader` are begun and resumed; `policy` is what becomes of samples with broken files."""
     given, loader = loader, inner_loader(loader)
     if isinstance(loader, DataLoader):
-        iterates = type(loader).__iter__
-        if iterates is DataLoader.__iter__:
+        iterates, makes = type(loader).__iter__, getattr(loader._get_iterator, "__func__", None)
+        if iterates is DataLoader.__iter__ and makes is DataLoader._get_iterator:
             opener = DataLoaderOpener(loader, policy)
             has_lists = opener.is_map_style and loader.batch_sampler is not None
             resuming = ByIndexLists(opener) if has_lists else ByMakingAgain(opener)
             resuming.tells_samplers = loader is not given
             return resuming
-        if iterates.__module__.startswith("torchdata."):
+        if all(getattr(one, "__module__", "").startswith("torchdata.") for one in (iterates, makes)):
             return ByOwnState(DataLoaderOpener(loader, policy))
-        # Others make iterators in their own way (those of training libraries, timm's): as any iterable.
+        # Others make iterators in their own way (those of training libraries, timm's, of PyTorch Geometric): as any
+        # iterable.
     check_gives_batches(loader)
     return ByMakingAgain(Opener(loader, policy))

@@ -277,25 +277,33 @@ class Traversal:
         finished = self.passes.pop(0)
         finished.stop()
         is_empty = self.position.batch_in_pass == finished.left_out
-        if is_empty:
+        # A training, or an epoch of so many batches, would begin one empty pass after the other.
+        needs_batches = is_empty and (self.numbers_passes or self.length is not None)
+        if needs_batches or (is_empty and finished.lost):
             self._drop_passes()
             self.position.batch_in_pass = 0
         end_pass(finished.lost, is_empty)
         if is_empty:
-            advice = "Give a loader with at least one batch; with drop_last=True it needs at least batch_size samples."
-            if isinstance(self.resuming.opener.loader, Iterator):
-                advice = "A generator object can be traversed once only: pass the generator function, or a list."
-            name = type(self.resuming.opener.loader).__name__
-            raise ValueError(f"{name} gave no batch in pass {finished.start.number}. {advice}")
+            self._say_that_it_is_empty(finished.start.number, is_error=needs_batches)
         if self.numbers_passes:
             self.number_next_pass()
         self.position.next_pass(self.resuming.opener.keeps_workers)
         if self.passes:
             self.position.start = self.passes[0].start
         if self.length is None:
-            if not self.is_rest:
+            if is_empty or not self.is_rest:
                 self._end_epoch()
             self.position.next_epoch()  # the rest was empty: this epoch is the next one
+
+    def _say_that_it_is_empty(self, number: int, *, is_error: bool) -> None:
+        loader = self.resuming.opener.loader
+        advice = "Give a loader with at least one batch; with drop_last=True it needs at least batch_size samples."
+        if has_ended := isinstance(loader, Iterator):
+            advice = "A generator object can be traversed once only: pass the generator function, or a list."
+        if is_error:
+            raise ValueError(f"{type(loader).__name__} gave no batch in pass {number}. {advice}")
+        if has_ended:
+            warn("%s gave no batch in pass %d. %s", type(loader).__name__, number, advice)
 
     def _drop_passes(self, is_early: bool = False) -> None:
         """Leaves all passes; the first one was begun early if it `is_early`, and its draws are taken back too."""
@@ -307,7 +315,7 @@ class Traversal:
         if len(self.passes) > 1:
             self.resuming.rewind(self.passes[1].start)
         if self.passes:
-            self.resuming.leave(self.passes[0], self.position.batch_in_pass)
+            self.resuming.leave(self.passes[0], self.position, is_early=is_early)
         if is_early:  # whether it was begun depends on who was faster; nobody has asked for it yet
             self.resuming.rewind(self.passes[0].start)
             self.position.start = None

@@ -15,6 +15,7 @@ import signal
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import wait as wait_for_sentinels
 from typing import Any
@@ -23,6 +24,9 @@ import torch
 from torch.utils.data import _utils
 
 from torch_sink.common import after_fork_in_child
+from torch_sink.common.random_state import RandomState
+from torch_sink.worker.batch import WorkerBatch
+from torch_sink.worker.queue import SnapshotFailure
 
 POLL_SECONDS = 0.5  # torch's own interval is 5 s: too long to close, or to report a death, in time
 GRACE_SECONDS = 1.5  # what workers get to leave by themselves
@@ -37,6 +41,26 @@ _left: list[Callable[[], object]] = []  # close at exit: no thread can be starte
 
 class PassCancelled(Exception):
     """The producer was asked to leave the loader's `next`."""
+
+
+class Snapshots:
+    """Of the generators of workers, after the latest batches of a pass, as they arrived.
+
+    With them, workers that are kept go back to an earlier batch: the queue has asked them for more than a plain loader
+    would have. `batches` of them are held.
+    """
+
+    def __init__(self, batches: int) -> None:
+        self._latest: deque[tuple[int, int, RandomState]] = deque(maxlen=batches)
+
+    def note(self, number: Any, content: Any) -> None:
+        """Takes the snapshot out of what a worker has sent: the number of the batch in the pass, and what it is."""
+        if isinstance(content, (WorkerBatch, SnapshotFailure)) and content.snapshot:
+            self._latest.append((number, content.worker, content.snapshot))
+
+    def after(self, batches: int) -> dict[int, RandomState]:
+        """That of each worker after the last batch that it made of the first `batches` of the pass."""
+        return {worker: snapshot for number, worker, snapshot in sorted(self._latest) if number < batches}
 
 
 class WorkerGuard:
@@ -54,6 +78,7 @@ class WorkerGuard:
     def __init__(self, iterator: Any) -> None:
         self.iterator = iterator
         self.is_cancelled = False  # a wait for the workers ends within half a second
+        self.snapshots: Snapshots | None = None  # gets those of the batches that arrive, if somebody wants them
         self._is_broken = False
         self._first_dead: list[Any] = []
         self._unreadable: list[Exception] = []
@@ -180,6 +205,8 @@ class WorkerGuard:
                 self._is_broken = True
                 continue
             if got:
+                if self.snapshots is not None:
+                    self.snapshots.note(*data)
                 return True, data
             if self.is_cancelled:
                 raise PassCancelled

@@ -186,7 +186,7 @@ class Hook(NamedTuple):
 
 HOOKS = (
     Hook("torch.utils.data.dataloader", "_BaseDataLoaderIter.__next__", "receive a batch", is_part=True),
-    Hook("torch_sink.sink.producer", "ThreadProducer._receive", "wait for a batch"),
+    Hook("torch_sink.sink.producer", "Producer._receive", "wait for a batch"),
     Hook("torch_sink.sink.ring", "DeviceRing._copy_ordinary", "copy a batch", "copy stream"),
     Hook("torch_sink.sink.slots", "Slots.fill", "take a batch"),
     Hook("torch_sink.image.run.batch", "LazyBatch.__torch_sink_execute_all__", "decode and transform", "stream"),

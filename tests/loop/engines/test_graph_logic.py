@@ -64,11 +64,11 @@ class RingLoader(SinkLoader):
     def slot_index(self) -> int | None:
         return self._slot
 
-    def static_batches(self, batch: Any) -> dict[int, Any]:
+    def _static_batches(self, batch: Any) -> dict[int, Any]:
         return dict(enumerate(self._ring))
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def _paused(self) -> Iterator[None]:
         self.pauses += 1
         yield
 
@@ -227,7 +227,7 @@ def test_batches_of_the_users_own_classes_run_uncaptured(capture: DirectCapture)
 class WeightedRing(RingLoader):
     """Delivers ([images, labels], weight): as many tensors as members, and a number that changes after six batches."""
 
-    def static_batches(self, batch: Any) -> dict[int, Any]:
+    def _static_batches(self, batch: Any) -> dict[int, Any]:
         return {slot: (list(tensors), batch[1]) for slot, tensors in enumerate(self._ring)}
 
     def __iter__(self) -> Iterator[Any]:

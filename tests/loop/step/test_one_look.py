@@ -115,8 +115,8 @@ def double_in_place(batch: Any) -> Any:
 @pytest.mark.parametrize("change", [doubled, double_in_place])
 def test_an_iterator_of_a_subclass_is_not_asked_for_what_its_batches_hold(change: Callable[[Any], Any]) -> None:
     class Changing(SinkLoader):
-        def epoch(self, batches: int | None, **options: bool) -> Any:
-            return Wrapped(super().epoch(batches, **options), change)
+        def _epoch(self, batches: int | None, **options: bool) -> Any:
+            return Wrapped(super()._epoch(batches, **options), change)
 
     with Changing(counted_batches(), device="cpu") as loader:
         history = make_loop("eager", "cpu").run(loader)

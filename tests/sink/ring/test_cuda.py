@@ -143,7 +143,7 @@ def test_a_graph_can_be_captured_beside_the_producer_and_reads_slots_in_place() 
                 slot = loader.slot_index
                 if slot not in graphs:
                     image[:, 0, 0, 0].double().sum()  # loads the kernels, which must not happen inside the capture
-                    with loader.paused():
+                    with loader._paused():
                         graphs[slot] = torch.cuda.CUDAGraph()
                         with torch.cuda.graph(graphs[slot], stream=stream, capture_error_mode="thread_local"):
                             total.add_(image[:, 0, 0, 0].double().sum())

@@ -80,7 +80,7 @@ def test_what_is_no_tensor_is_of_its_own_batch() -> None:
     next(batches)
     for _ in range(2):
         batch = next(batches)
-        for there in loader.static_batches(batch).values():
+        for there in loader._static_batches(batch).values():
             assert [type(leaf) for leaf in there] == [type(leaf) for leaf in batch]
             assert there[2:] == batch[2:]
 

@@ -224,7 +224,7 @@ class Inference:
         if self._graphs and places != self._places:
             self._graphs.forget()
         self._places = places
-        self._graphs.pause = getattr(loader, "paused", nullcontext)
+        self._graphs.pause = getattr(loader, "_paused", nullcontext)
         self._graphs.cuda.memory.make_room()
         with self._graphs.cuda.stream():
             yield

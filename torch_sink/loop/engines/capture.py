@@ -228,7 +228,7 @@ class CapturedGraphs:
 
     def attach(self, loader: Any) -> None:
         """Set the loader of the coming batches, whose slots graphs read in place."""
-        self.pause = getattr(loader, "paused", nullcontext)
+        self.pause = getattr(loader, "_paused", nullcontext)
         if self._replays and self._ring is not None and self._ring() is not loader:
             self.forget()  # these graphs read the slots of another ring
         self._ring = weakref.ref(loader)
@@ -261,7 +261,7 @@ class CapturedGraphs:
 
     def whole_ring(self, slot: Any, batch: Any) -> dict[Any, Any]:
         """The batch by its slot, with those of all other slots, whose graphs are captured in one go."""
-        others = getattr(self._ring() if self._ring is not None else None, "static_batches", None)
+        others = getattr(self._ring() if self._ring is not None else None, "_static_batches", None)
         return {slot: batch} if slot == STAGED or others is None else {**others(batch), slot: batch}
 
     def capture(self, function: Callable[[Any], Any], batches: dict[Any, Any]) -> dict[Any, Replay]:

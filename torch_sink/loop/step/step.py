@@ -29,7 +29,7 @@ class LossFunction(Protocol):
     was_odd: bool
 
     def begin(self) -> None:
-        """A run begins, whose batches may have another shape."""
+        """An epoch or an evaluation begins, whose batches may have another shape."""
 
     def follow(self) -> None:
         """The model may have changed."""
