@@ -179,9 +179,9 @@ def test_what_changes_nothing_goes_on_recording(image: str) -> None:
         made.info["written"] = 1
         made.readonly = 1
         made.encoderinfo = {}  # type: ignore[attr-defined]
-        assert made.is_lazy
+        assert made.is_recording
         assert (type(made.copy()), made.copy().info) == (LazyImage, made.info)
-        assert made.is_lazy
+        assert made.is_recording
 
 
 @pytest.mark.parametrize("name", ["gray file", "handle", "moved mask"])
