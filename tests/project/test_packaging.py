@@ -52,7 +52,7 @@ def test_a_page_says_which_releases_are_tested() -> None:
     text = " ".join((ROOT / "docs" / "start.md").read_text().split())
     tested = [f"{name} {OLDEST[name.lower()]} to {newest}" for name, newest in zip(NAMES, NEWEST.values(), strict=True)]
     python = f"Python {PYTHONS[0]} to {PYTHONS[1]}"
-    assert f"Tested are {python}, {tested[0]}, {tested[1]} and {tested[2]}." in text
+    assert f"torch_sink is tested with {python}, {tested[0]}, {tested[1]} and {tested[2]}." in text
 
 
 def test_the_releases_in_between_are_tried_every_week() -> None:

@@ -101,24 +101,30 @@ def original(owner: Any, name: Any) -> Any:
 # --- pickles
 
 
-class _StockPickler(reduction.ForkingPickler):
-    """Pickles a stock function in whose place a stand-in is, which pickle does not find under its name."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, FunctionType) and any(place.stock is obj for place in _places.values()):
-            return _stock_function, (obj.__module__, obj.__qualname__)
-        return NotImplemented
-
-
 def dump_with_stock_functions(stock: Callable[..., None], obj: Any, file: Any, protocol: Any = None) -> None:
     """For `multiprocessing.reduction.dump`, which writes what a new process is given.
 
-    A dataset may hold functions that the program imported before they were replaced.
+    A dataset may hold functions that the program imported before they were replaced: pickle finds a stand-in under
+    their names.
     """
-    _StockPickler(file, protocol).dump(obj)
+    code = getattr(stock, "__code__", None)
+    if code is None or code.co_filename != reduction.__file__:
+        stock(obj, file, protocol)  # the program's own
+        return
+    replaced = [place.stock for place in list(_places.values()) if isinstance(place.stock, FunctionType)]
+    ids = set(map(id, replaced))
+
+    class Pickler(reduction.ForkingPickler):  # which a program may have replaced
+        def reducer_override(self, obj: Any) -> Any:
+            if id(obj) in ids:
+                return stock_function, (obj.__module__, obj.__qualname__)
+            override = getattr(super(), "reducer_override", None)
+            return NotImplemented if override is None else override(obj)
+
+    Pickler(file, protocol).dump(obj)
 
 
-def _stock_function(module: str, qualname: str) -> Any:
+def stock_function(module: str, qualname: str) -> Any:
     """The function of that name, whatever features have put in its place."""
     *path, name = qualname.split(".")
     return original(functools.reduce(getattr, path, importlib.import_module(module)), name)

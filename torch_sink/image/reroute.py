@@ -13,6 +13,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator
 from multiprocessing import reduction
+from types import ModuleType
 from typing import Any
 
 import PIL.Image
@@ -125,7 +126,7 @@ def _of_tensors() -> Iterator[Row]:
     for name, function in vars(_functional_tensor).items():
         if inspect.isfunction(function) and function.__module__ == _functional_tensor.__name__ and name[0] != "_":
             yield _functional_tensor, name, stand_ins.tensor_kernel("v1", name)
-    make = stand_ins.on_tensor("convert_image_dtype", stand_ins.to_scaled_dtype, makes_pure=True)
+    make = stand_ins.on_tensor("convert_image_dtype", stand_ins.to_scaled_dtype)
     for module in (v2.functional, _misc):
         yield module, "convert_image_dtype", make
     for function, kernels in _KERNEL_REGISTRY.items():
@@ -149,6 +150,8 @@ def _shared() -> Iterator[Row]:
         yield module, "_get_kernel", get_kernel
     for kind in (autoaugment.AutoAugment, autoaugment.RandAugment, autoaugment.TrivialAugmentWide):
         yield kind, "_augmentation_space", functools.partial(stand_ins.augmentation_space, kind)
+    for kind in (v2.RandAugment, v2.TrivialAugmentWide, v2.AutoAugment):
+        yield kind, "_AUGMENTATION_SPACE", functools.partial(stand_ins.magnitudes, kind)
     for module in (v2_auto_augment, v2_geometry, v2_utils):
         yield module, "_get_fill", get_fill
     yield v2.ToDtype, "transform", around(stand_ins.to_dtype)
@@ -180,8 +183,24 @@ def _in_its_place(kernel: Any, stock: Any) -> Any:
     return kernel
 
 
-def _as_one(make: Make) -> Make:
-    """Makes one stand-in for a stock object in several modules, which stays one object.
+# {(module, name): a stock object, and its stand-in}: it is the same one whenever the backend is on again.
+_of_modules: dict[tuple[str, str], tuple[Any, Any]] = {}
+
+
+def _kept(owner: Any, name: str, make: Make) -> Make:
+    """Makes a stand-in in a module once: a program may import it, and pickle looks it up by its name later."""
+
+    def made(stock: Any) -> Any:
+        place = owner.__name__, name
+        if place not in _of_modules or _of_modules[place][0] is not stock:
+            _of_modules[place] = stock, make(stock)
+        return _of_modules[place][1]
+
+    return made if isinstance(owner, ModuleType) else make
+
+
+def _one_for_all(make: Make) -> Make:
+    """Makes one stand-in of a stock object for all places that it stands in.
 
     `torch.jit.script` compiles the stock function for it, whenever a program looked it up.
     """
@@ -191,7 +210,7 @@ def _as_one(make: Make) -> Make:
         if id(stock) not in made:
             stand_in = make(stock)
             made[id(stock)] = stock, stand_in
-            if inspect.isfunction(stock) and inspect.isfunction(stand_in):
+            if inspect.isfunction(stock) and inspect.isfunction(stand_in) and stand_in is not stock:
                 stand_in.__prepare_scriptable__ = lambda: stock  # type: ignore[attr-defined]
         return made[id(stock)][1]
 
@@ -282,16 +301,16 @@ def install(wanted: Settings) -> None:
 
 
 def _fill_places() -> None:
-    as_one: dict[Make, Make] = {}
+    shared: dict[Make, Make] = {}
     for owner, name, make in rows():
         if _patches.replaces(owner, name):
             continue
         is_missing = read(owner, name) is MISSING and not isinstance(owner, dict)
         if is_missing and not hasattr(owner, name):
             raise unknown_releases(f"{owner.__name__}.{name} does not exist")
-        if make not in as_one:
-            as_one[make] = _as_one(make)
-        _patches.replace(owner, name, as_one[make])
+        if make not in shared:
+            shared[make] = _one_for_all(make)
+        _patches.replace(owner, name, _kept(owner, name, shared[make]))
 
 
 def _fill_new_places() -> None:

@@ -23,6 +23,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
+from torch_sink.common.patches import stock_function
 from torch_sink.image.core.fallback import MUTED, count_function_modes, executing, report_fallback
 from torch_sink.image.core.first_batch import note_array
 from torch_sink.image.core.ops import Recorder, takes
@@ -48,10 +49,12 @@ def around(function: Stock) -> Make:
 
 
 class _Before(functools.partial):  # type: ignore[type-arg]
-    """A stand-in that binds to no object, and that pickle finds under the name of the stock function."""
+    """A stand-in that binds to no object. Pickle finds it under the name of the stock function, or that function."""
 
-    def __reduce__(self) -> str:  # type: ignore[override]
-        return self.__qualname__  # type: ignore[attr-defined,no-any-return]
+    def __reduce__(self) -> Any:
+        module, name = self.__module__, self.__qualname__  # type: ignore[attr-defined]
+        stands_there = getattr(sys.modules.get(module), name, None) is self
+        return name if stands_there else (stock_function, (module, name))
 
 
 def before(function: Stock) -> Make:
@@ -65,7 +68,7 @@ def _record_on(
 ) -> Any:  # fmt: skip
     """The handle of what a recorder makes of a handle and the arguments behind it, or that handle itself.
 
-    `kind` is that of the new handle, where it is another one and `keeps`, of both recordings, does not say otherwise.
+    `kind` is the type of a new handle: without it, and where `keeps(begun, made)` is true, that of the old one.
     """
     begun: Recording = handle.__dict__["lazy_recording"]
     try:
@@ -171,24 +174,26 @@ def pillow_kernel(name: str) -> Make:
 # --- tensors
 
 
-# Kernels of v1 return a pure tensor of a `tv_tensors.Image`, but for these calls, which copy it, convert it by
-# `Tensor.to`, or write to it.
-_KEEP_TYPE: dict[str, Callable[[Recording, Recording], bool]] = {
+# Kernels of v1 return a pure tensor of a `tv_tensors.Image`, but for these calls: they convert it by `Tensor.to`, write
+# to it, or clone it, as the gray conversion does where it is to make one channel of one. By the recordings before and
+# after.
+_KEEPS_TYPE: dict[str, Callable[[Recording, Recording], bool]] = {
     "convert_image_dtype": lambda begun, made: begun.dtype.is_floating_point and made.dtype.is_floating_point,
     "erase": lambda begun, made: True,
     "rgb_to_grayscale": lambda begun, made: begun.shape[0] == 1 and made.calls[-1].args[0] == 1,
 }
 
 
-def on_tensor(name: str, recorder: Recorder | None, makes_pure: bool = False, wraps: bool = False) -> Make:
+def on_tensor(name: str, recorder: Recorder | None, is_registered: bool = False) -> Make:
     """Makes stand-ins for tensor functionals and kernels, which record on handles and give stock code real tensors.
 
-    With `makes_pure`, the result for a `tv_tensors.Image` is a pure tensor, but for `_KEEP_TYPE`. With `wraps`, it is
-    another tensor object, also where nothing changes. `name` is for the report.
+    The kernels in the registry of `transforms.v2`, which are called through a wrapper, return another
+    `tv_tensors.Image` of one, also where nothing changes. All others return a pure tensor, but for `_KEEPS_TYPE`.
+    `name` is for the report.
     """
 
-    kind_of_result = LazyTensor if makes_pure else None
-    keeps = _KEEP_TYPE.get(name) if makes_pure else None
+    kind_of_result = None if is_registered else LazyTensor
+    keeps = None if is_registered else _KEEPS_TYPE.get(name)
 
     def make(stock: Stock) -> Stock:
         @functools.wraps(stock)
@@ -203,7 +208,7 @@ def on_tensor(name: str, recorder: Recorder | None, makes_pure: bool = False, wr
             is_recording = (image.lazy_real is None and image.lazy_base is None) or image.is_recording
             if is_recording and recorder is not None:
                 made = _record_on(image, recorder, args, kwargs, kind_of_result, keeps)
-                if made is image and wraps and type(image) is LazyTVImage:
+                if made is image and is_registered and type(image) is LazyTVImage:
                     return image.as_tv_image()
                 if made is not NotImplemented:
                     return made
@@ -235,7 +240,7 @@ _QUERIES: dict[str, Recorder] = {
 def tensor_kernel(family: str, name: str) -> Make:
     """The stand-in for a kernel of `transforms`, "v1", or `transforms.v2`, "v2"."""
     recorder = _QUERIES.get(name) or RECORDERS.get(f"{family}.{name}")
-    return on_tensor(name, recorder, makes_pure=family == "v1", wraps=family == "v2")
+    return on_tensor(name, recorder, is_registered=family == "v2")
 
 
 def handle_kernel(name: str, function: Stock) -> Make:
@@ -301,14 +306,19 @@ def to_dtype(stock: Callable[..., Any], transform: Any, inpt: Any, params: dict[
 # --- tables of automatic augmentations, from which one number is taken at a time
 
 
+def _is_torchvisions(owner: type, function: Any) -> bool:
+    """True for a function from the file of a class of torchvision; a program may have put another one in its place."""
+    code = getattr(function, "__code__", None)
+    return code is not None and code.co_filename == sys.modules[owner.__module__].__file__
+
+
 def augmentation_space(owner: type, stock: Any) -> Any:
     """The `_augmentation_space` of one of v1's automatic augmentations, made once: stock code makes ten tensors a call.
 
     It holds arrays, from which a number is read in a tenth of the time. Subclasses, which may compute with tensors, get
-    stock code's; and what a program has put in the place of torchvision's method is called each time.
+    stock code's.
     """
-    code = getattr(stock, "__code__", None)
-    if code is None or code.co_filename != sys.modules[owner.__module__].__file__:
+    if not _is_torchvisions(owner, stock):
         return stock
 
     @functools.lru_cache(maxsize=4096)
@@ -328,6 +338,23 @@ def _read_only(tensor: torch.Tensor) -> np.ndarray:
     array = tensor.numpy()
     array.flags.writeable = False
     return array
+
+
+def magnitudes(owner: type, stock: dict[str, Any]) -> dict[str, Any]:
+    """The `_AUGMENTATION_SPACE` of one of v2's automatic augmentations: each call gets a copy of what was made once."""
+
+    def copied(make: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.lru_cache(maxsize=4096)
+        def made_once(dtype: torch.dtype, *args: Any) -> Any:
+            return make(*args)
+
+        def copy(*args: Any) -> Any:
+            made = make(*args) if count_function_modes() else made_once(torch.get_default_dtype(), *args)
+            return made if made is None else made.clone()
+
+        return copy if _is_torchvisions(owner, make) else make
+
+    return {name: (copied(make), signed) for name, (make, signed) in stock.items()}
 
 
 # --- batches

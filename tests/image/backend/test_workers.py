@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import io
 import json
 import multiprocessing.reduction
+import operator
 import pickle
+from itertools import compress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +19,7 @@ import pytest
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data._utils.collate import default_collate_fn_map
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import pil_loader
@@ -203,28 +207,59 @@ def test_decodes_are_counted_where_the_cpu_executes(photos: Path, tmp_path: Path
 
 
 def functions_replaced() -> list[Any]:
-    """Those that programs import from modules, as they are now."""
-    places = [(owner, name) for owner, name, _ in reroute.rows() if isinstance(owner, ModuleType) and name[0] != "_"]
+    """Those in modules of torchvision and Pillow, as they are now."""
+    places = [(owner, name) for owner, name, _ in reroute.rows() if isinstance(owner, ModuleType)]
     found = [vars(owner)[name] for owner, name in places if owner.__name__.startswith(("torchvision.", "PIL."))]
-    return [function for function in found if callable(function)]
+    return [function for function in found if callable(function) and hasattr(function, "__qualname__")]
 
 
+def dumped(value: Any) -> bytes:
+    """What a process that is spawned would be given."""
+    written = io.BytesIO()
+    multiprocessing.reduction.dump(value, written)
+    return written.getvalue()
+
+
+def identities(functions: list[Any]) -> list[int]:
+    return [next(at for at, other in enumerate(functions) if other is function) for function in functions]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_functions_cross_to_processes_of_any_start_method() -> None:
-    """Also those that a program has imported before the backend was set; and one function is one object everywhere."""
+    """Whenever a program imported them; and one function is one object everywhere."""
     stock = functions_replaced()
-    names = [(function.__module__, function.__qualname__) for function in stock]
+    is_public = [function.__name__[0] != "_" for function in stock]
     with torch_sink.image_backend("device", device="cpu"):
         replaced = functions_replaced()
-        assert len(replaced) == len(stock) > 60
-        assert [[one is other for other in replaced] for one in replaced] == [
-            [one is other for other in stock] for one in stock
-        ]
-        assert pickle.loads(pickle.dumps([*replaced, v1.Lambda(Image.fromarray)]))[:-1] == replaced
-        written = io.BytesIO()
-        multiprocessing.reduction.dump(stock, written)
-        assert pickle.loads(written.getvalue()) == stock
-    assert [(function.__module__, function.__qualname__) for function in stock] == names
-    assert pickle.loads(written.getvalue()) == stock
+        assert identities(replaced) == identities(stock)
+        assert len(set(identities(stock))) > 60
+        public = list(compress(replaced, is_public))
+        assert pickle.loads(pickle.dumps([*public, v1.Lambda(Image.fromarray)]))[:-1] == public
+        assert copy.deepcopy(public) == public
+        pickle.dumps(default_collate_fn_map)
+        of_stock, of_ours = dumped(stock), dumped(public)
+        assert pickle.loads(of_stock) == stock
+    assert pickle.loads(of_stock) == stock
+    # As in a worker, where the backend is not on yet.
+    assert pickle.loads(of_ours) == list(compress(stock, is_public))
+    with torch_sink.image_backend("device", device="cpu"):
+        torch.jit.script(torch.nn.Identity())
+        assert all(map(operator.is_, functions_replaced(), replaced))
+        assert pickle.loads(pickle.dumps(public)) == public
+
+
+def test_what_a_program_pickles_with_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pickler(multiprocessing.reduction.ForkingPickler):
+        def reducer_override(self, value: Any) -> Any:
+            return (complex, (3, 4)) if value is pytest else NotImplemented
+
+    with monkeypatch.context() as patch:
+        patch.setattr(multiprocessing.reduction, "ForkingPickler", Pickler)
+        with torch_sink.image_backend("device", device="cpu"):
+            assert pickle.loads(dumped([pytest, pil_loader])) == [3 + 4j, pil_loader]
+    monkeypatch.setattr(multiprocessing.reduction, "dump", lambda value, file, protocol=None: file.write(b"mine"))
+    with torch_sink.image_backend("device", device="cpu"):
+        assert dumped(pil_loader) == b"mine"
 
 
 def test_a_forked_server_gets_functions_that_were_imported_before(photos: Path) -> None:

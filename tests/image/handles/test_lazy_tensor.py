@@ -104,6 +104,21 @@ def copied_and_written(tensor: Any) -> Any:
     return type(copied).__name__, copied + 0, tensor + 0
 
 
+def repeated(tensor: Any, call: Callable[[Any], Any]) -> Any:
+    made = tensor + 0
+    for _ in range(1500):
+        made = call(made)
+    return made.sum().item()
+
+
+def named_as_ours(tensor: Any) -> Any:
+    for name in ("make", "fields", "calls"):
+        setattr(tensor, name, name)
+    tensor.itself = [tensor]
+    made = copy.deepcopy(tensor)
+    return vars(made).get("make"), tensor.sum(), tensor.make, made + 0
+
+
 def gray_copied(tensor: Any) -> Any:
     made = copy.deepcopy(v2.functional.rgb_to_grayscale(tensor, 3))
     try:
@@ -120,8 +135,8 @@ SAME: list[Callable[[Any], Any]] = [
     lambda t: v2.functional.convert_image_dtype(t, t.dtype),
     lambda t: v2.functional.grayscale_to_rgb(t),
     lambda t: v2.functional.erase(t, 1, 2, 3, 4, torch.zeros(3, 1, 1), inplace=True),
-    lambda t: v2.functional.center_crop(t, [*t.shape[1:]]),
     lambda t: F.convert_image_dtype(t, t.dtype),
+    lambda t: v2.functional.center_crop(t, [*t.shape[1:]]),
 ]
 
 
@@ -176,6 +191,8 @@ USES: dict[str, Callable[[Any], Any]] = {
     "conversions": lambda t: [t.float(), t.half(), t.to(torch.int64), t.double(), t.to("cpu"), t.cpu(), t.type(torch.int32)],
     "copies": lambda t: [t.clone(), t.detach(), t.contiguous(), copy.copy(t), copy.deepcopy(t)],
     "copied, then written": copied_and_written,
+    "again and again": lambda t: [repeated(t, call) for call in (*SAME[:-1], copy.copy, torch.Tensor.detach)],
+    "attributes named as ours": lambda t: named_as_ours(t),
     "a deep copy of a gray image, written": lambda t: gray_copied(t),
     "what changes nothing": lambda t: [
         [made is t, setattr(made, f"of_{at}", 1), hasattr(t, f"of_{at}"), made.mul_(2) + 0, t + 0]

@@ -71,7 +71,8 @@ class Lazy:
     @property
     def lazy_attributes(self) -> dict[str, Any]:
         """The attributes that a program has set."""
-        return {name: value for name, value in vars(self).items() if name not in self.fields}
+        fields = type(self).fields
+        return {name: value for name, value in vars(self).items() if name not in fields}
 
     def make(self) -> None:
         """Makes the values, and calls `become`."""
@@ -81,7 +82,7 @@ class Lazy:
         """The real tensor: this object, unless C++ code holds it."""
         if self.lazy_real is None:
             with _as_it_was_recorded():
-                self.make()
+                type(self).make(self)  # a program may set an attribute of that name
         elif not self.lazy_real.requires_grad:
             self.become(self.lazy_real.detach())  # which succeeds once C++ code has let go of this tensor
         return vars(self).get("lazy_real", self)

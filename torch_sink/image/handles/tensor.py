@@ -241,8 +241,11 @@ class Handle(Lazy):
         return self.materialize().as_subclass(cls)
 
     def record_as(self, kind: type) -> Any:
-        """A handle of another kind for the same memory."""
-        return self.lend_to(self.record_nothing(kind))
+        """A handle of a kind for the same memory: a view of the first one, however often this is called in a row."""
+        first, count = self, len(self.lazy_recording.calls)
+        while isinstance(first.lazy_base, Handle) and len(first.lazy_base.lazy_recording.calls) == count:
+            first = first.lazy_base
+        return first.lend_to(self.record_nothing(kind))
 
     def as_tv_image(self) -> Any:
         """A `tv_tensors.Image` of the same memory."""
@@ -265,7 +268,7 @@ class Handle(Lazy):
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if not self.is_recording:
             return self.materialize().__deepcopy__(memo)
-        made = self.record_nothing()
+        made = memo[id(self)] = self.record_nothing()
         made.__dict__.update(copy.deepcopy(self.lazy_attributes, memo))
         return made
 

@@ -206,7 +206,7 @@ class LazyBatch(Lazy, torch.Tensor, metaclass=StockTensorType):  # type: ignore[
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if not self.is_recording:
             return self.materialize().__deepcopy__(memo)
-        made = LazyBatch(copy.deepcopy(self.images, memo), self.lazy_shape)
+        made = memo[id(self)] = LazyBatch(copy.deepcopy(self.images, memo), self.lazy_shape)
         made.__dict__.update(copy.deepcopy(self.lazy_attributes, memo))
         return made
 
