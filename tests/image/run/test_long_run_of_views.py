@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,7 @@ class Memory:
         self.batches += 1
         if self.batches % 10 == 0:
             torch.cuda.synchronize()
+            gc.collect()  # of what the run has made: where many tests ran before, Python waits long with its own
             self.resident.append(self.process.memory_info().rss)
             self.on_device.append(torch.cuda.memory_allocated())
 
@@ -88,7 +90,10 @@ def decodings(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     monkeypatch.setattr(Launcher, "__call__", lambda *_, **__: None)
     monkeypatch.setattr("torch_sink.image.run.batch.kernels_make", lambda *_: True)
     torch_sink.set_decode_provider("pillow")
+    gc.collect()
+    gc.freeze()  # of other tests
     yield found
+    gc.unfreeze()
     torch_sink.set_decode_provider(None)
 
 
