@@ -112,9 +112,9 @@ def _of_pillow_images() -> Iterator[Row]:
     yield functional, "resized_crop", stand_ins.on_image("pil.resized_crop", by_methods=True)
     yield functional, "gaussian_blur", stand_ins.on_image_as_tensor("v1.gaussian_blur")
     for name, modules in _CONVERSIONS.items():
-        make = stand_ins.on_image(f"functional.{name}", kind=LazyTVImage if name == "to_image" else None)
+        kind = LazyTVImage if name == "to_image" else None
         for module in modules:
-            yield module, name, make
+            yield module, name, stand_ins.on_image(f"functional.{name}", kind=kind)
     for function, kernels in _KERNEL_REGISTRY.items():
         name = function.__name__
         if PIL.Image.Image in kernels and not name.startswith("get_"):
@@ -145,15 +145,14 @@ def _of_tensors() -> Iterator[Row]:
 def _shared() -> Iterator[Row]:
     for module in (functional, _augment, _color, _geometry, _meta, _misc):
         yield module, "_log_api_usage_once", stand_ins.log_usage
-    get_kernel, get_fill = before(stand_ins.get_kernel), before(stand_ins.get_fill)
     for module in (v2_transform, _augment, _color, _geometry, _meta, _misc):
-        yield module, "_get_kernel", get_kernel
+        yield module, "_get_kernel", before(stand_ins.get_kernel)
     for kind in (autoaugment.AutoAugment, autoaugment.RandAugment, autoaugment.TrivialAugmentWide):
         yield kind, "_augmentation_space", functools.partial(stand_ins.augmentation_space, kind)
     for kind in (v2.RandAugment, v2.TrivialAugmentWide, v2.AutoAugment):
         yield kind, "_AUGMENTATION_SPACE", functools.partial(stand_ins.magnitudes, kind)
     for module in (v2_auto_augment, v2_geometry, v2_utils):
-        yield module, "_get_fill", get_fill
+        yield module, "_get_fill", before(stand_ins.get_fill)
     yield v2.ToDtype, "transform", around(stand_ins.to_dtype)
 
 
@@ -183,38 +182,30 @@ def _in_its_place(kernel: Any, stock: Any) -> Any:
     return kernel
 
 
-# {(module, name): a stock object, and its stand-in}: it is the same one whenever the backend is on again.
-_of_modules: dict[tuple[str, str], tuple[Any, Any]] = {}
+# {module and name of a stock function: that function, and its stand-in in modules}.
+_in_modules: dict[tuple[str, str], tuple[Any, Any]] = {}
 
 
-def _kept(owner: Any, name: str, make: Make) -> Make:
-    """Makes a stand-in in a module once: a program may import it, and pickle looks it up by its name later."""
+def _stand_in_of(make: Make, is_in_module: bool) -> Make:
+    """Makes stand-ins for which `torch.jit.script` compiles the stock function, whenever a program looked them up.
+
+    In modules, a function has one, whatever number of them it is in, and whenever the backend is on: a program may have
+    imported it, and pickle looks it up by its name.
+    """
 
     def made(stock: Any) -> Any:
-        place = owner.__name__, name
-        if place not in _of_modules or _of_modules[place][0] is not stock:
-            _of_modules[place] = stock, make(stock)
-        return _of_modules[place][1]
+        name = getattr(stock, "__module__", ""), getattr(stock, "__qualname__", "")
+        known, stand_in = _in_modules.get(name, (None, None))
+        if is_in_module and known is stock:
+            return stand_in
+        stand_in = make(stock)
+        if inspect.isfunction(stock) and inspect.isfunction(stand_in) and stand_in is not stock:
+            stand_in.__prepare_scriptable__ = lambda: stock  # type: ignore[attr-defined]
+        if is_in_module and inspect.isroutine(stock):
+            _in_modules[name] = stock, stand_in
+        return stand_in
 
-    return made if isinstance(owner, ModuleType) else make
-
-
-def _one_for_all(make: Make) -> Make:
-    """Makes one stand-in of a stock object for all places that it stands in.
-
-    `torch.jit.script` compiles the stock function for it, whenever a program looked it up.
-    """
-    made: dict[int, tuple[Any, Any]] = {}
-
-    def stand_in_for(stock: Any) -> Any:
-        if id(stock) not in made:
-            stand_in = make(stock)
-            made[id(stock)] = stock, stand_in
-            if inspect.isfunction(stock) and inspect.isfunction(stand_in) and stand_in is not stock:
-                stand_in.__prepare_scriptable__ = lambda: stock  # type: ignore[attr-defined]
-        return made[id(stock)][1]
-
-    return stand_in_for
+    return made
 
 
 def _script(stock: Callable[..., Any], obj: Any, optimize: Any = None, _frames_up: int = 0, **kwargs: Any) -> Any:
@@ -301,16 +292,13 @@ def install(wanted: Settings) -> None:
 
 
 def _fill_places() -> None:
-    shared: dict[Make, Make] = {}
     for owner, name, make in rows():
         if _patches.replaces(owner, name):
             continue
         is_missing = read(owner, name) is MISSING and not isinstance(owner, dict)
         if is_missing and not hasattr(owner, name):
             raise unknown_releases(f"{owner.__name__}.{name} does not exist")
-        if make not in shared:
-            shared[make] = _one_for_all(make)
-        _patches.replace(owner, name, _kept(owner, name, shared[make]))
+        _patches.replace(owner, name, _stand_in_of(make, isinstance(owner, ModuleType)))
 
 
 def _fill_new_places() -> None:
