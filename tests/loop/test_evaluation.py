@@ -466,6 +466,17 @@ def test_a_module_that_was_merged_stays_merged() -> None:
     assert torch.equal(model[0].weight, weight)
 
 
+def test_a_module_with_two_parents_gets_its_own_mode_back() -> None:
+    shared = nn.BatchNorm1d(3)
+    model = nn.Sequential(nn.Sequential(shared), nn.Sequential(shared, nn.Dropout()))
+    model.train()
+    model[1].eval()
+    model[0].train()  # and so the module that both hold
+    modes = [module.training for module in model.modules()]
+    StepLoop(model, None).predict(torch.randn(4, 3))
+    assert [module.training for module in model.modules()] == modes
+
+
 def test_evaluations_in_a_run_leave_merging_modules_as_they_were() -> None:
     data = [(torch.randn(8, 4), torch.randint(0, 3, (8,))) for _ in range(4)]
     model, optimizer = make_merging()

@@ -239,4 +239,5 @@ def evaluating(network: nn.Module) -> Iterator[None]:
         for module, was_training in modes:  # parents first: what a module does to those inside is put right afterwards
             if module.training != was_training:  # the program has frozen it, as it does with BatchNorm
                 module.train(was_training)
-                module.training = was_training  # also where an override chooses another mode
+        for module, was_training in modes:  # an override chooses another mode, or a second parent has just set its own
+            module.training = was_training
