@@ -211,7 +211,7 @@ class TrainingRun:
         began = time.perf_counter()
         try:
             batch = next(iterator, _END)
-            self._leaves, self._samples = self._counter.known_of_latest(iterator, batch)
+            self._leaves, self._samples = self._loader._known_of_latest(iterator, batch)
             return batch
         except Exception as error:
             # Ctrl-C in a terminal kills the workers too, so after a signal their error is not raised.
