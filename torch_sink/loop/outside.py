@@ -62,7 +62,9 @@ class Outside:
         """Keep what the program gave, before the first step changes it."""
         if self._training.history is None:
             tensors = {name: one for name, one in self._maybe_given.items() if not is_lazy(one)}
-            copies = {name: _on_host(one) for name, one in tensors.items() if name not in self._training.given}
+            copies = {
+                name: _on_host(_own_part(one)) for name, one in tensors.items() if name not in self._training.given
+            }
             self._training.given = {**copies, **self._training.given}
 
     def state_dict(self) -> dict[str, Any]:
@@ -141,16 +143,17 @@ class Outside:
         undo.callback(self.loss_fn.load_state_dict, {**own, **{name: _on_host(own[name]) for name in saved}})
         self.loss_fn.load_state_dict({**own, **saved})
         for name, tensor in self._maybe_given.items():  # what a run of this loop has changed goes back, too
-            value = hidden.get(name, given.get(name))
-            if name not in saved and value is not None and value.shape == tensor.shape:
-                _copy(tensor, value, undo)
+            value, target = _own_part(hidden.get(name, given.get(name))), _own_part(tensor)
+            if name not in saved and value is not None and value.shape == target.shape:
+                _copy(target, value, undo)
 
     def _has_changed(self, name: str, tensor: Tensor) -> bool:
         """Whether it is not, or not known to be, what the program gave."""
         if name not in self._training.given:
             return self._training.history is not None  # it was made in a run
         value = self._training.given[name]
-        return value is None or value.dtype != tensor.dtype or not torch.equal(value, tensor.to("cpu"))  # host sync
+        now = _own_part(tensor)
+        return value is None or value.dtype != now.dtype or not torch.equal(value, now.to("cpu"))  # host sync
 
     def _can_load(self, name: str, value: Any) -> bool:
         """Whether a part of the loss function's state loads with `weights_only=True`; else a warning says so, once."""
@@ -180,6 +183,11 @@ def _on_host(value: Any) -> Any:
     if isinstance(value, Tensor) and not is_lazy(value):
         return value.detach().to("cpu", copy=True)
     return copy.deepcopy(value)
+
+
+def _own_part(tensor: Any) -> Any:
+    """What of a tensor lies on this rank: a sharded one, as of a large teacher, is not compared as a whole."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _copy(tensor: Tensor, value: Tensor, undo: ExitStack) -> None:
