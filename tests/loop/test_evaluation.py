@@ -90,8 +90,8 @@ def test_an_evaluation_of_no_batch_says_so(used_up: bool, caplog: pytest.LogCapt
         results = make_loop().evaluate(batches, metrics={"accuracy", "top5", "miou"})
     assert results.keys() == {"accuracy", "top5", "miou", "loss"}
     assert all(map(math.isnan, results.values()))
-    assert "gave no batch to evaluate" in caplog.text
-    assert ("traversed once only" in caplog.text) == used_up
+    assert ["traversed once only" in caplog.text, "gave no batch to evaluate" in caplog.text] == [used_up, not used_up]
+    assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize("loader", [[], iter([])])
@@ -464,6 +464,17 @@ def test_a_module_that_was_merged_stays_merged() -> None:
     StepLoop(model, functional.cross_entropy).evaluate([(torch.randn(8, 4), torch.randint(0, 3, (8,)))])
     assert all(module.is_merged and not module.training for module in model.modules() if isinstance(module, Merging))
     assert torch.equal(model[0].weight, weight)
+
+
+def test_a_module_with_two_parents_gets_its_own_mode_back() -> None:
+    shared = nn.BatchNorm1d(3)
+    model = nn.Sequential(nn.Sequential(shared), nn.Sequential(shared, nn.Dropout()))
+    model.train()
+    model[1].eval()
+    model[0].train()  # and so the module that both hold
+    modes = [module.training for module in model.modules()]
+    StepLoop(model, None).predict(torch.randn(4, 3))
+    assert [module.training for module in model.modules()] == modes
 
 
 def test_evaluations_in_a_run_leave_merging_modules_as_they_were() -> None:

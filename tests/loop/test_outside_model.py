@@ -100,6 +100,8 @@ def test_a_resumed_run_goes_on_with_the_same_bits(make: Callable[..., Any], stop
 
 def test_the_model_is_not_saved_a_second_time() -> None:
     loop, _ = with_penalty()
+    assert loop.state_dict()["loss_fn"].keys() == {"scale"}
+    loop.run(make_batches(2))
     assert loop.state_dict()["loss_fn"].keys() == {"scale", "calls"}
 
 
@@ -186,3 +188,155 @@ def test_a_state_of_an_earlier_version_loads_and_says_what_it_lacks(
     assert f"{len(outside)} that the optimizer trains" in caplog.text
     assert loop.step_count == 2
     assert all(map(torch.equal, outside, before))
+
+
+def training_by(loss: nn.Module, seed: int = 0) -> StepLoop:
+    """A loop that trains the model, and the parameters of the loss function that require a gradient."""
+    model = make_model(seed)
+    trained = [one for one in loss.parameters() if one.requires_grad]
+    return StepLoop(model, loss, torch.optim.SGD([*model.parameters(), *trained], lr=0.05))
+
+
+def saved_by(loss: nn.Module, folder: Path) -> dict[str, Any]:
+    loop = training_by(loss)
+    loop.run(make_batches(3))
+    return torch.load(loop.save(folder) / "state.pt", weights_only=True)
+
+
+class Weighted(Learned):
+    def __init__(self, weight: float) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.full((5,), weight))
+        self.fixed = nn.Parameter(torch.full((5,), weight), requires_grad=False)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_class_weights_are_those_of_the_program_that_resumes(trains: bool, tmp_path: Path) -> None:
+    assert saved_by(nn.CrossEntropyLoss(weight=torch.ones(5)), tmp_path)["loss_fn"] == {}
+    for weight in (torch.arange(5.0), None):
+        loss = nn.CrossEntropyLoss(weight=weight)
+        loop = training_by(loss) if trains else StepLoop(make_model(), loss)
+        assert loop.resume(tmp_path) == 3
+        assert loss.weight is weight is None or torch.equal(loss.weight, torch.arange(5.0))
+
+
+def test_class_weights_may_be_added(tmp_path: Path) -> None:
+    saved_by(nn.CrossEntropyLoss(), tmp_path)
+    loss = nn.CrossEntropyLoss(weight=torch.arange(5.0))
+    assert training_by(loss).resume(tmp_path) == 3
+    assert torch.equal(loss.weight, torch.arange(5.0))
+
+
+def test_settings_of_a_loss_that_is_trained_stay_and_the_rest_is_loaded(tmp_path: Path) -> None:
+    first = Weighted(1.0)
+    assert saved_by(first, tmp_path)["loss_fn"].keys() == {"scale", "calls"}
+    loss = Weighted(2.0)
+    loop = training_by(loss)
+    loop.resume(tmp_path)
+    assert (loss.weight[0], loss.fixed[0], loss.calls, loss.hidden) == (2, 2, 3, 1.5)
+    assert torch.equal(loss.scale, first.scale)
+    assert loop.state_dict()["loss_fn"].keys() == {"scale", "calls"}, "before its first step too"
+
+
+class Averaging(nn.Module):
+    """Without a parameter that trains: running statistics, and a teacher that a step changes in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("center", torch.zeros(5))
+        self.teacher = nn.Linear(5, 5).requires_grad_(False)
+        self.frozen = nn.Linear(1000, 10).requires_grad_(False)
+
+    def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
+        self.center.lerp_(scores.detach().mean(0), 0.1)
+        self.teacher.weight.data.lerp_(scores.detach().mean(0), 0.1)
+        return functional.cross_entropy(scores - self.center, labels) + self.teacher(scores).square().mean()
+
+
+def test_what_steps_change_in_place_is_saved_and_a_frozen_network_is_not(tmp_path: Path) -> None:
+    first = Averaging()
+    assert saved_by(first, tmp_path)["loss_fn"].keys() == {"center", "teacher.weight"}
+    loss = Averaging()
+    frozen = copy.deepcopy(loss.frozen.state_dict())
+    training_by(loss).resume(tmp_path)
+    assert torch.equal(loss.center, first.center)
+    assert torch.equal(loss.teacher.weight, first.teacher.weight)
+    assert all(map(torch.equal, loss.frozen.state_dict().values(), frozen.values()))
+
+
+def test_a_state_from_before_the_first_step_takes_changes_back() -> None:
+    loss = Averaging()
+    loop, before = training_by(loss), copy.deepcopy(loss.state_dict())
+    state = copy.deepcopy(loop.state_dict())
+    loop.run(make_batches(3))
+    assert not torch.equal(loss.center, before["center"])
+    loop.load_state_dict(state)
+    assert all(map(torch.equal, loss.state_dict().values(), before.values()))
+
+
+def test_a_later_run_goes_on_saving_what_an_earlier_one_changed(tmp_path: Path) -> None:
+    loss = Learned()
+    loop = training_by(loss)
+    loop.resume(tmp_path)
+    loop.run(make_batches(2))
+    loop.save(tmp_path)
+    again = Learned()
+    loop = training_by(again)
+    loop.resume(tmp_path)
+    again.forward = lambda scores, labels: functional.cross_entropy(scores * again.scale.exp(), labels)
+    loop.run(make_batches(2))
+    assert loop.state_dict()["loss_fn"]["calls"] == 2
+
+
+class OfAKind(Learned):
+    def __init__(self, extra: Any) -> None:
+        super().__init__()
+        self.extra = extra
+
+    def get_extra_state(self) -> Any:
+        return self.extra
+
+    def set_extra_state(self, state: Any) -> None:
+        self.extra = state
+
+
+def test_extra_state_is_loaded(tmp_path: Path) -> None:
+    saved_by(OfAKind({"number": 1}), tmp_path)
+    loss = OfAKind({"number": 2})
+    training_by(loss).resume(tmp_path)
+    assert loss.extra == {"number": 1}
+
+
+@pytest.mark.parametrize("extra", [OfAKind, lambda: None])
+def test_a_part_that_would_not_load_is_left_out_with_one_warning(
+    extra: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loss = OfAKind(extra)
+    loop = training_by(loss)
+    loop.run(make_batches(2))
+    with caplog.at_level(logging.WARNING, "torch_sink"):
+        loop.save(tmp_path)
+        loop.save(tmp_path)
+    assert caplog.text.count("_extra_state of loss_fn's state is not saved: it holds") == 1
+    resumed = OfAKind("own")
+    assert training_by(resumed).resume(tmp_path) == 2
+    assert resumed.extra == "own"
+    assert torch.equal(resumed.scale, loss.scale)
+
+
+class Silent(Learned):
+    """Keeps its parameter out of its state."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return {}
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return None
+
+
+def test_what_the_optimizer_trains_is_saved_where_the_loss_leaves_it_out(tmp_path: Path) -> None:
+    first, loss = Silent(), Silent()
+    saved_by(first, tmp_path)
+    training_by(loss).resume(tmp_path)
+    assert first.scale.item() != 0
+    assert torch.equal(loss.scale, first.scale)

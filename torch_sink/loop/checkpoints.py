@@ -25,11 +25,17 @@ from torch_sink.loop.core.distributed import Ranks
 STATE_FILE, MANIFEST_FILE, FORMAT = "state.pt", "complete.json", 1
 RANK_FILE, SHARDS_FOLDER = "rank-{:05d}.pt", "shards"
 # The parts that differ between processes: random generators, position in the data, gradients of an unfinished
-# accumulation, and buffers, because running statistics of BatchNorm belong to the batches of one process. So does what
-# is trained outside of the model, whose gradients no wrapper averages.
+# accumulation, and buffers, because running statistics of BatchNorm belong to the batches of one process. So do loss
+# functions and parameters outside of the model, whose gradients no wrapper averages.
 PER_RANK = (
-    *("random", "loader", "gradients", "other_buffers"),
-    *("loss_fn", "loss_fn_buffers", "other_parameters", "other_gradients"),
+    "random",
+    "loader",
+    "gradients",
+    "other_buffers",
+    "loss_fn",
+    "loss_fn_buffers",
+    "other_parameters",
+    "other_gradients",
 )
 _NAME = re.compile(r"^(?P<prefix>.+)-(?P<step>\d{8,})(\.(?P<replaced>replaced)|\.older\d+)?$")
 

@@ -159,7 +159,8 @@ class Evaluator:
             if index == 1 or not sink_mode:
                 arguments.cur_step_num = (arguments.batch_num or index) if sink_mode else index
                 event("on_eval_step_begin")
-            size = counter.count_latest(batches, batch)
+            inside, samples_in_it = loader._known_of_latest(batches, batch)
+            size = counter.count(batch, inside) if samples_in_it is None else samples_in_it
             judged: Judged = judge(batch)
             if copies:
                 output, labels = map_tensors(torch.clone, (judged.output, judged.labels))
@@ -175,7 +176,8 @@ class Evaluator:
             arguments.net_outputs, arguments.cur_step_num = judged.output, index
             if not sink_mode:
                 event("on_eval_step_end")
-        if not arguments.cur_step_num and not self._ranks.many:
+        # Of an iterator that has ended the traversal has warned.
+        if not arguments.cur_step_num and not self._ranks.many and not isinstance(loader.loader, Iterator):
             warn("%s gave no batch to evaluate: the results are NaN", type(loader.loader).__name__)
         if sink_mode:
             event("on_eval_step_end")
@@ -239,4 +241,5 @@ def evaluating(network: nn.Module) -> Iterator[None]:
         for module, was_training in modes:  # parents first: what a module does to those inside is put right afterwards
             if module.training != was_training:  # the program has frozen it, as it does with BatchNorm
                 module.train(was_training)
-                module.training = was_training  # also where an override chooses another mode
+        for module, was_training in modes:  # an override chooses another mode, or a second parent has just set its own
+            module.training = was_training

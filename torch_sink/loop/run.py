@@ -18,6 +18,7 @@ from torch_sink.loop.core.batches import epoch_length, tensors_among
 from torch_sink.loop.core.history import RunHistory, SinkResults
 from torch_sink.loop.core.host_sync import watch_host_syncs
 from torch_sink.loop.core.sample_counter import SampleCounter
+from torch_sink.loop.outside import Outside
 from torch_sink.loop.step.state import TrainState
 from torch_sink.loop.step.step import Engine, check_device
 from torch_sink.thread_waits import host_sync_allowed
@@ -79,6 +80,8 @@ class TrainingRun:
         self._began = time.perf_counter()
         self._waited = 0.0
         self._steps_before = state.step_count - state.progress.steps if numbers_own_steps else 0
+        with host_sync_allowed():
+            Outside(state).begin_run()
         self.history = state.history = RunHistory(_groups=len(state.optimizer.param_groups))
         self._arguments = about = RunArguments(train_network=state.model, network=state.model, mode="train")
         about.update(loss_fn=state.loss_fn, optimizer=state.optimizer, accumulate=state.accumulate)
@@ -208,7 +211,7 @@ class TrainingRun:
         began = time.perf_counter()
         try:
             batch = next(iterator, _END)
-            self._leaves, self._samples = self._counter.known_of_latest(iterator, batch)
+            self._leaves, self._samples = self._loader._known_of_latest(iterator, batch)
             return batch
         except Exception as error:
             # Ctrl-C in a terminal kills the workers too, so after a signal their error is not raised.

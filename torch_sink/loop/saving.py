@@ -185,9 +185,7 @@ def load_state(training: TrainState, state: dict[str, Any], load_position: LoadP
             for name in ("scheduler", "scaler"):
                 if (part := getattr(training, name)) is not None:
                     part.load_state_dict(state[name])
-        if "loss_fn" in state:
-            _undoable(undo, outside.loss_fn)
-            outside.load_loss(state)
+        outside.load(state, undo)
         if not training.ranks.sharded:
             _load_model(model, state["model"])
         undo.pop_all()  # nothing below fails
@@ -202,7 +200,6 @@ def load_state(training: TrainState, state: dict[str, Any], load_position: LoadP
     for name, parameter in model.named_parameters():
         gradient = gradients.get(name)
         parameter.grad = None if gradient is None else gradient.to(parameter.device, parameter.dtype, copy=True)
-    outside.load(state)
     training.step_count, training.is_resumed = state["step_count"], True
     training.author = Author()
     progress = state["progress"]  # an earlier version may lack fields
@@ -214,7 +211,7 @@ def load_state(training: TrainState, state: dict[str, Any], load_position: LoadP
 
 
 def _undoable(undo: ExitStack, part: Any) -> None:
-    """Register that a scheduler, a scaler or a loss function gets its present state back."""
+    """Register that a scheduler or a scaler gets its present state back."""
     if part is not None:
         undo.callback(part.load_state_dict, copy.deepcopy(part.state_dict()))
 

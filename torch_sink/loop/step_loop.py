@@ -283,8 +283,8 @@ class StepLoop:
     def state_dict(self) -> dict[str, Any]:
         """The state of model, optimizer, scheduler, scaler, average, random generators and progress, without copies.
 
-        It also holds the state of a `loss_fn` that is a module, and parameters that the optimizer trains outside of
-        both. The states of a sharded model and its optimizer are missing: `save` writes their shards.
+        It also holds what training changes in a `loss_fn` that is a module, and parameters that the optimizer trains
+        outside of both. The states of a sharded model and its optimizer are missing: `save` writes their shards.
         """
         return state_of(self.state)
 
@@ -297,8 +297,8 @@ class StepLoop:
 
         Raises:
             ValueError: no state of a StepLoop, or that of another training: another optimizer, scheduler, scaler,
-                precision or `accumulate`, other parameter groups, a `loss_fn` with another state, with or without an
-                average. Nothing is loaded then.
+                precision or `accumulate`, other parameter groups, a `loss_fn` that lacks what was saved of it, with or
+                without an average. Nothing is loaded then.
             RuntimeError: the state of another model. Nothing is loaded then.
         """
         load_state(self.state, state)

@@ -249,6 +249,17 @@ class SinkLoader(Generic[Batch]):
         """Calls `set_epoch` for the pass after the one that a training leaves, unless the program did."""
         self._traversal.number_next_pass()
 
+    @staticmethod
+    def _known_of_latest(batches: Iterator[Any], batch: Any) -> tuple[list[Any] | None, int | None]:
+        """Leaves of the latest batch of an iterator, and its samples as the sampler has counted; None if not known.
+
+        Only a SinkLoader's own iterator gives a batch as it was in the slot, where its leaves were found.
+        """
+        if type(batches) is not Batches:
+            return None, None
+        given, leaves, samples = batches.given
+        return (leaves, samples) if given is batch else (None, None)
+
     @host_sync_allowed()
     def _give_back(self) -> None:
         """Takes the batch back that was delivered last and not used: it comes again, and only then counts.

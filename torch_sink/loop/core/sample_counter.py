@@ -23,28 +23,10 @@ class SampleCounter:
     """
 
     def __init__(self, loader: Any) -> None:
-        from torch_sink.sink.traversal import Batches
-
-        self._own_iterator: Any = Batches
         size = getattr(loader, "batch_size", None)
         self._batch_size = size if isinstance(size, int) else None
         self._reading: Reading | None = None  # of the batches that can be read in several ways
         self._has_warned = False
-
-    def known_of_latest(self, batches: Any, batch: Any) -> tuple[list[Any] | None, int | None]:
-        """Leaves of the latest batch of an iterator, and its samples as the sampler has counted; None if not known.
-
-        Only the SinkLoader's own iterator gives a batch as it was in the slot, where its leaves were found.
-        """
-        if type(batches) is not self._own_iterator:
-            return None, None
-        given, leaves, samples = batches.given
-        return (leaves, samples) if given is batch else (None, None)
-
-    def count_latest(self, batches: Iterator[Any], batch: Any) -> int:
-        """The number of samples in the latest batch of an iterator, as the loader's sampler has counted, or `count`."""
-        inside, samples = self.known_of_latest(batches, batch)
-        return self.count(batch, inside) if samples is None else samples
 
     def count(self, batch: Any, inside: list[Any] | None = None) -> int:
         """The number of samples; 1 for a batch in which nothing has a dimension. `inside` are its leaves, if known."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 from torch_sink.common.arguments import check_above_zero, check_choice, check_count, check_takes, named_device
@@ -75,6 +75,9 @@ class TrainState:
         self.history: RunHistory | None = None  # of the same run
         self.author = Author()  # of the checkpoints: which training this is
         self.told_folders: set[Path] = set()  # with checkpoints of others, which was said
+        self.told_parts: set[str] = set()  # of the loss function's state that are not saved, which was said
+        # What the program gave with the loss function, copied to the host; None for what training is known to change.
+        self.given: dict[str, Tensor | None] = {}
         self.is_resumed = False  # whether the next run completes the run of a loaded state
         # Last, because its hooks must not stay on a model after an error, nor be copied into the average.
         self.precision = make_precision(level, amp_dtype, self.device.type, model)
