@@ -224,7 +224,7 @@ def identities(functions: list[Any]) -> list[int]:
     return [next(at for at, other in enumerate(functions) if other is function) for function in functions]
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_functions_cross_to_processes_of_any_start_method() -> None:
     """Whenever a program imported them; and one function is one object everywhere."""
     stock = functions_replaced()
