@@ -11,7 +11,7 @@ import functools
 import importlib
 from collections.abc import Callable
 from multiprocessing import reduction
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -98,6 +98,12 @@ def original(owner: Any, name: Any) -> Any:
     return getattr(owner, name) if place is None else place.original()
 
 
+def is_written_in(module: ModuleType, function: Any) -> bool:
+    """True for a function from the file of a module; a program may have put another one in its place."""
+    code = getattr(function, "__code__", None)
+    return code is not None and code.co_filename == module.__file__
+
+
 # --- pickles
 
 
@@ -107,16 +113,14 @@ def dump_with_stock_functions(stock: Callable[..., None], obj: Any, file: Any, p
     A dataset may hold functions that the program imported before they were replaced: pickle finds a stand-in under
     their names.
     """
-    code = getattr(stock, "__code__", None)
-    if code is None or code.co_filename != reduction.__file__:
+    if not is_written_in(reduction, stock):
         stock(obj, file, protocol)  # the program's own
         return
-    replaced = [place.stock for place in list(_places.values()) if isinstance(place.stock, FunctionType)]
-    ids = set(map(id, replaced))
+    replaced = {id(place.stock) for place in list(_places.values()) if isinstance(place.stock, FunctionType)}
 
     class Pickler(reduction.ForkingPickler):  # which a program may have replaced
         def reducer_override(self, obj: Any) -> Any:
-            if id(obj) in ids:
+            if id(obj) in replaced:
                 return stock_function, (obj.__module__, obj.__qualname__)
             override = getattr(super(), "reducer_override", None)
             return NotImplemented if override is None else override(obj)

@@ -23,7 +23,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
-from torch_sink.common.patches import stock_function
+from torch_sink.common.patches import is_written_in, stock_function
 from torch_sink.image.core.fallback import MUTED, count_function_modes, executing, report_fallback
 from torch_sink.image.core.first_batch import note_array
 from torch_sink.image.core.ops import Recorder, takes
@@ -306,19 +306,13 @@ def to_dtype(stock: Callable[..., Any], transform: Any, inpt: Any, params: dict[
 # --- tables of automatic augmentations, from which one number is taken at a time
 
 
-def _is_torchvisions(owner: type, function: Any) -> bool:
-    """True for a function from the file of a class of torchvision; a program may have put another one in its place."""
-    code = getattr(function, "__code__", None)
-    return code is not None and code.co_filename == sys.modules[owner.__module__].__file__
-
-
 def augmentation_space(owner: type, stock: Any) -> Any:
     """The `_augmentation_space` of one of v1's automatic augmentations, made once: stock code makes ten tensors a call.
 
     It holds arrays, from which a number is read in a tenth of the time. Subclasses, which may compute with tensors, get
     stock code's.
     """
-    if not _is_torchvisions(owner, stock):
+    if not is_written_in(sys.modules[owner.__module__], stock):
         return stock
 
     @functools.lru_cache(maxsize=4096)
@@ -352,7 +346,7 @@ def magnitudes(owner: type, stock: dict[str, Any]) -> dict[str, Any]:
             made = make(*args) if count_function_modes() else made_once(torch.get_default_dtype(), *args)
             return made if made is None else made.clone()
 
-        return copy if _is_torchvisions(owner, make) else make
+        return copy if is_written_in(sys.modules[owner.__module__], make) else make
 
     return {name: (copied(make), signed) for name, (make, signed) in stock.items()}
 

@@ -9,7 +9,6 @@ import atexit
 import contextlib
 import functools
 import gc
-import importlib
 import inspect
 import multiprocessing
 import os
@@ -21,7 +20,7 @@ from typing import Any, Protocol
 
 import torch.multiprocessing
 
-from torch_sink.common.patches import original
+from torch_sink.common.patches import stock_function
 from torch_sink.common.pool import Offer, Pool
 from torch_sink.common.pool_writer import Writer, become_writer
 from torch_sink.common.random_state import RandomState, global_random_state, set_global_random_state
@@ -65,8 +64,7 @@ class Worker:
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Runs in the worker."""
-        module, name = self.place
-        loop = self.loop or original(importlib.import_module(module), name)
+        loop = self.loop or stock_function(*self.place)
         bound = inspect.signature(loop).bind(*args, **kwargs)
         arguments = bound.arguments
         collate = arguments["collate_fn"]
